@@ -1,12 +1,13 @@
-"""Data: documents or samples from a source, and the batches of token sequences that any worker can load by number.
+"""Training data: documents or records from a source, and batches of token sequences that any worker loads by number.
 
-- Settings: ``config``, ``tokenizer``; sources of documents in ``sources``, of records in ``records`` and ``tables``.
-- From documents to batches: ``corpus`` makes tokens, ``index`` keeps them in files, ``stream`` joins those of a split,
-  ``windows`` cuts and orders them, and ``loader`` batches them.
-- Pipelines of operators: ``pipeline`` and ``operators`` are what a user writes, ``samples`` yields what they make.
-  ``input_profile`` measures operators and ``input_optimizer`` plans how they run; ``survey`` finds out once which
-  records stay, ``sample_store`` and ``encoding`` keep samples, ``remote_records`` has other hosts make them, and
-  ``sample_checks`` compares them with those of the plain order.
+- Settings: ``config``, ``tokenizer``. Sources of documents: ``sources``; of records: ``records`` and ``tables``.
+- From documents to batches: ``corpus`` tokenizes, ``index`` keeps the tokens in files, ``stream`` joins the documents
+  of a split, ``windows`` cuts the stream into sequences and orders them, and ``loader`` batches the sequences.
+- Input pipelines: users write a ``pipeline`` of ``operators``, and ``samples`` returns its samples by number.
+  ``survey`` finds out once which records the filters keep, ``sample_store`` and ``encoding`` cache samples,
+  ``remote_records`` lets other hosts make samples, and ``sample_checks`` compares samples with the order as written.
+
+The optimizer that plans how a pipeline runs, and the input hosts, are in ``swift.input``.
 """
 
 from typing import TYPE_CHECKING

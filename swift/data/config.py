@@ -1,4 +1,4 @@
-"""Settings of the data, and the assignment of documents to training and validation."""
+"""Data settings, and the split of documents into training and validation."""
 
 import hashlib
 from collections.abc import Iterable
@@ -19,16 +19,16 @@ _KINDS = (TokenFile, StreamSource, Pipeline)
 
 @dataclass(frozen=True)
 class Mixture:
-    """Several sources, each with its share of the sequences of a batch; each repeats when it has been read.
+    """Several sources, mixed by weight within every batch; a source that has been read to its end starts over.
 
     Args:
         sources: texts, token files and pipelines.
-        weights: weight of each source, above 0; its share of the sequences is its weight over the sum of all, in every
-            batch as nearly as whole sequences can be (with ``DataConfig.locality``, in every stretch of 64 batches).
-            For validation all are read in turn, whatever the weights.
+        weights: weight of each source, above 0. Its share of the sequences is its weight over the sum of the weights,
+            in every batch as nearly as whole sequences allow (with ``DataConfig.locality``, in every stretch of 64
+            batches). Validation ignores the weights and reads the sources one after the other.
 
     Raises:
-        SettingError: there is not one weight above 0 for each source, or a source is a stream or a mixture.
+        SettingError: a source has no weight above 0, or is a stream or a mixture.
     """
 
     sources: tuple[TextSource | TokenFile | Pipeline, ...]
@@ -36,7 +36,7 @@ class Mixture:
 
     def __post_init__(self) -> None:
         for name in ("sources", "weights"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))  # gin gives lists, too
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # gin also passes lists
         if not self.sources or any(isinstance(source, Mixture | StreamSource) for source in self.sources):
             raise SettingError("Mixture.sources", self.sources, "must be texts, token files or pipelines")
         if len(self.weights) != len(self.sources):
@@ -52,23 +52,23 @@ class Mixture:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Settings of the data: documents, their tokens, and what of them is for validation.
+    """Settings of the data: where documents come from, how they are tokenized, and which are held out for validation.
 
     Args:
-        source: source of the documents; the samples of a pipeline have a ``text``, or ``tokens`` without a separator.
-        tokenizer: tokenizer of texts; a ``TokenFile`` has tokens already, and needs it only to decode them.
-        validation_share: expected share of the documents used for validation, between 0 and 1; at least one document
-            is on either side, and a single document is cut, its end being for validation. A stream decides for itself.
-        validation_source: source of all documents for validation, of the same kind as ``source``, all of which are
-            then for training; None: see ``validation_share``.
-        locality: share of the training sequences that come by domain, from 0 (any order) to 1 (sequences of a
-            domain follow each other within 64 batches); the domains of a mixture are its sources.
-        domain: field of a pipeline's samples that names the domain of a document; None: its directory, or the file of
-            a record.
+        source: source of the documents; a pipeline's samples must have a ``text``, or ``tokens`` without a separator.
+        tokenizer: tokenizer of the texts; with a ``TokenFile`` it is only used to decode.
+        validation_share: expected share of the documents held out for validation, between 0 and 1. Each split gets at
+            least one document; a single document is cut, and its end is for validation. A stream splits itself.
+        validation_source: separate source of the validation documents, of the same kind as ``source``; then all of
+            ``source`` is for training. None: see ``validation_share``.
+        locality: share of the training sequences that are grouped by domain, from 0 (any order) to 1 (the sequences
+            of a domain follow each other within 64 batches). In a mixture each source is a domain.
+        domain: field of a pipeline's samples that names a document's domain; None: the domain is the document's
+            directory, or the record's file.
 
     Raises:
-        SettingError: ``validation_share`` or ``locality`` is not between 0 and 1, the sources are of two kinds, or
-            their documents have no domains.
+        SettingError: ``validation_share`` or ``locality`` is not between 0 and 1, the two sources are of different
+            kinds, or ``locality`` is set and the documents have no domains.
     """
 
     source: TextSource | TokenFile | StreamSource | Pipeline | Mixture = field(default_factory=StandardLibrary)
@@ -107,18 +107,18 @@ class DataConfig:
 
     @property
     def components(self) -> tuple["DataConfig", ...]:
-        """The data of each source of a mixture; for other data, these."""
+        """One configuration for each source of a mixture; this configuration alone if the source is no mixture."""
         if not isinstance(self.source, Mixture):
             return (self,)
         return tuple(replace(self, source=source, locality=0.0) for source in self.source.sources)
 
     @property
     def sources(self) -> tuple[TextSource | TokenFile | StreamSource | Pipeline | Mixture, ...]:
-        """All sources: of both splits, or of training and of validation."""
+        """The source of both splits, or the training source followed by the validation source."""
         return (self.source,) if self.validation_source is None else (self.source, self.validation_source)
 
     def source_of(self, split: Split) -> TextSource | TokenFile | StreamSource | Pipeline | Mixture:
-        """Source that holds the documents of a split."""
+        """Returns the source that holds the documents of a split."""
         return self.sources[-1 if split == "validation" else 0]
 
     @property
@@ -135,7 +135,7 @@ class DataConfig:
         """The token that ends a document.
 
         Raises:
-            SettingError: the source is a token file, which does not say.
+            SettingError: the source is a ``TokenFile`` without ``end_of_document``.
         """
         if not isinstance(self.source, TokenFile):
             return self.tokenizer.separator
@@ -145,7 +145,7 @@ class DataConfig:
 
 
 def _check_pipeline(setting: str, pipeline: Pipeline) -> None:
-    """Refuses what a run does itself with the documents of a pipeline, and what would be frozen in the index."""
+    """Refuses operators that duplicate the run's own steps, and random ones: the index would freeze their outcome."""
     for operator in pipeline.operators:
         if isinstance(operator, Tokenize | Pack | Shuffle | Stack):
             text = (
@@ -158,15 +158,15 @@ def _check_pipeline(setting: str, pipeline: Pipeline) -> None:
 
 
 def in_split(names: Iterable[str], split: Split, validation_share: float) -> np.ndarray:
-    """Selects the documents of a split, bool[num_documents].
+    """Returns which documents belong to a split, bool[num_documents].
 
-    The hash of a document's name decides, so a document stays in its split whatever else the corpus holds, on every
-    machine. Where a split would be empty it gets the document whose hash is nearest.
+    The hash of a document's name decides, so a document stays in its split on every machine, whatever else the corpus
+    holds. A split that would be empty gets the document whose hash is nearest to the threshold.
 
     Args:
-        names: names of the documents, at least two.
+        names: names of at least two documents.
         split: split to select.
-        validation_share: expected share of the documents used for validation.
+        validation_share: expected share of the documents held out for validation.
     """
     places = split_places(names)
     validates = places < validation_share
@@ -176,12 +176,12 @@ def in_split(names: Iterable[str], split: Split, validation_share: float) -> np.
 
 
 def split_places(names: Iterable[str]) -> np.ndarray:
-    """Returns the hash of each name as a number from 0 to 1: below the share for validation a document validates."""
+    """Hashes each name to a number from 0 to 1; a document is for validation if it is below ``validation_share``."""
     return np.fromiter(map(_hash_to_unit, names), float)
 
 
 def cut_at(num_tokens: int, validation_share: float) -> int:
-    """Position at which a single document is cut: tokens before it are for training, the others for validation."""
+    """Returns where to cut a single document: tokens before this position are for training, the rest for validation."""
     return num_tokens - min(max(1, round(num_tokens * validation_share)), num_tokens - 1)
 
 

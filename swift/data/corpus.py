@@ -1,4 +1,4 @@
-"""The documents of a pipeline as tokens: what a run reads of it, once, in the plan that is predicted to be fastest."""
+"""Tokenizes a corpus: reads every document of a pipeline once, by the plan that is predicted fastest."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,21 +18,22 @@ from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError, first_line
 
 AddTokens = Callable[[Split, str, np.ndarray], None]
-"""Takes tokens: their split, the domain of their document, and themselves."""
+"""Takes a document's split, its domain and its tokens."""
 PlanReading = Callable[[Pipeline, InputHosts | None], InputPlan]
-"""Plans one reading of a pipeline with the input hosts that are connected; a reason begins with ``offload: ``."""
+"""Plans a single reading of a pipeline with the connected input hosts; one reason begins with ``offload: ``."""
 _FEW = 1000
-"""Records of which no plan is made: it would take longer than they do."""
+"""Number of records below which no plan is made: planning would take longer than reading them."""
 
 
 @dataclass(frozen=True)
 class DocumentTokens:
-    """The last operator of a pipeline that trains: the tokens of a document, without a separator.
+    """The last operator of a training pipeline: replaces a document by its tokens, without a separator.
 
     Args:
-        tokenizer: tokenizer of a ``text``; ``tokens`` stay what they are.
-        domain: field that names the domain of the document, which stays, too; None: none.
-        is_text_source: whether the documents are those of texts: what is wrong with one is said of its ``name`` then.
+        tokenizer: tokenizer of the field ``text``; a field ``tokens`` is taken as it is.
+        domain: field that names the document's domain, which is kept; None: no field.
+        is_text_source: whether the documents come from a ``TextSource``; errors then name the document rather than
+            this operator, which the user did not write.
     """
 
     tokenizer: Tokenizer
@@ -43,8 +44,8 @@ class DocumentTokens:
         """Returns the tokens, in the smallest unsigned type.
 
         Raises:
-            DataError: there is no text, no such field, or a token outside the vocabulary.
-            DocumentError: a document of texts has a token outside the vocabulary.
+            DataError: the text or the domain field is missing, or a token is outside the vocabulary.
+            DocumentError: a document of a ``TextSource`` has a token outside the vocabulary.
         """
         content = sample.get("tokens") if sample.get("tokens") is not None else sample.get("text")
         if content is None:
@@ -73,11 +74,11 @@ def tokens_of(content: Text, tokenizer: Tokenizer, name: str) -> np.ndarray:
     """
     try:
         tokens = tokenizer.encode(content) if isinstance(content, str) else np.asarray(content)
-    except UnicodeEncodeError as error:  # JSON can write half of a character
+    except UnicodeEncodeError as error:  # JSON's \u escapes can write half of a surrogate pair
         raise DataError(
             f"{name} has letter {error.start + 1}, {content[error.start]!r}, which is no character"
         ) from error
-    except ValueError as error:  # lists of several lengths
+    except ValueError as error:  # NumPy makes no array of nested lists of unequal lengths
         raise DataError(f"{name} is neither a text nor a list of tokens: {first_line(error)}") from error
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
         kind = f"a {type(content).__name__}" if tokens.ndim == 0 else f"an array of {tokens.dtype}{list(tokens.shape)}"
@@ -89,12 +90,12 @@ def tokens_of(content: Text, tokenizer: Tokenizer, name: str) -> np.ndarray:
 
 
 def _add_document(config: DataConfig, tokens: np.ndarray, split: Split | None, domain: str, add: AddTokens) -> None:
-    """Adds the tokens of a document that is not empty, then its separator.
+    """Adds the tokens of a document, then a separator; an empty document adds nothing.
 
     Args:
         config: settings of the data.
         tokens: tokens, see ``tokens_of``.
-        split: split that the document belongs to; None: it is cut, and each part has a separator.
+        split: split that the document belongs to; None: the document is cut between both, each part with a separator.
         domain: domain of the document.
         add: takes the split, the domain and the tokens of each part.
     """
@@ -111,19 +112,19 @@ def _add_document(config: DataConfig, tokens: np.ndarray, split: Split | None, d
 
 
 class Corpus(NamedTuple):
-    """Documents of one split, or of both, for which places decide."""
+    """A document pipeline and the splits that it serves; if it serves both, the hash of a name decides."""
 
     pipeline: Pipeline
     splits: tuple[Split, ...]
 
     @property
     def has_operators(self) -> bool:
-        """Whether there are operators of the user's."""
+        """Whether the user's pipeline has operators, besides the final tokenization."""
         return len(self.pipeline.operators) > 1
 
 
 def corpora_of(config: DataConfig) -> list[Corpus]:
-    """Returns the pipelines of a configuration, to the tokens of a document; texts are one without operators."""
+    """Returns the configured pipelines, each extended by tokenization; a ``TextSource`` has no other operator."""
     pipelines = [_to_tokens(source, config) for source in config.sources]
     if len(pipelines) == 1:
         return [Corpus(pipelines[0], ("train", "validation"))]
@@ -141,9 +142,9 @@ def _to_tokens(source: Any, config: DataConfig) -> Pipeline:
 
 
 def training_pipelines(config: DataConfig) -> tuple[Pipeline, ...]:
-    """Returns the pipelines by which a run reads its documents for training, to their tokens: one of each source.
+    """Returns the pipelines that read and tokenize the training documents, one for each source.
 
-    The token files of a mixture are left out: no sample is made of them.
+    The token files of a mixture are left out, since their tokens are read without a pipeline.
 
     Raises:
         SettingError: no source has documents that can be read in any order.
@@ -153,7 +154,7 @@ def training_pipelines(config: DataConfig) -> tuple[Pipeline, ...]:
 
 
 def _sides(config: DataConfig, corpus: Corpus) -> list[Split | None]:
-    """Returns the split of each record; None for a single one, which is cut."""
+    """Returns each record's split; None for the only record of a source, which is cut."""
     source = corpus.pipeline.source
     if len(corpus.splits) == 1:
         return [corpus.splits[0]] * len(source)
@@ -164,7 +165,7 @@ def _sides(config: DataConfig, corpus: Corpus) -> list[Split | None]:
 
 
 class _Splitter:
-    """Sends the tokens of each document to its split; a place to keep samples, see ``survey``."""
+    """A ``Store`` for ``survey`` that keeps nothing, but passes the tokens of each document on to its split."""
 
     def __init__(self, config: DataConfig, source: RecordSource, sides: Sequence[Split | None], add: AddTokens):
         self._config, self._source, self._sides, self._add = config, source, sides, add
@@ -183,7 +184,7 @@ class _Splitter:
 
 
 def plain_reading(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
-    """Plans to read a pipeline as it is written, on this machine; a ``PlanReading``."""
+    """Plans to read a pipeline as it is written, on this machine; the ``PlanReading`` without an optimizer."""
     del hosts
     return replace(plain_plan(pipeline), reasons=("offload: none; the pipeline is read as it is written",))
 
@@ -198,20 +199,20 @@ def pipeline_tokens(
     connect: ConnectHosts | None = None,
     plan: PlanReading = plain_reading,
 ) -> None:
-    """Reads the documents of texts or pipelines once, in their order.
+    """Reads and tokenizes the documents of texts or pipelines once, in their order.
 
     Args:
-        config: settings of the data, whose sources are texts or pipelines.
+        config: settings of the data, with texts or pipelines as sources.
         add: takes the tokens of each document that is not empty, and then a separator.
-        report: called with the number of records that are done, and that of all.
-        say: called with a line on what other hosts do, or on a record that was skipped.
-        split: split that is needed; documents of the other one are left out where no operator has to see them.
-        connect: function that connects to other hosts, which have the pipeline for training and begin its records where
-            that is faster; None: there are none.
-        plan: plans the reading where there are enough records for that.
+        report: called with the number of records done and the number of all records.
+        say: called with a line about the input hosts, or about a skipped record.
+        split: split that is needed; documents of the other split are not read unless an operator has to see them.
+        connect: connects to input hosts, which run the first operators of the training pipeline where that is faster;
+            None: no hosts.
+        plan: plans the reading, if there are enough records to make planning worthwhile.
 
     Raises:
-        SettingError: a source has no records, or a host has something else than this one.
+        SettingError: a source has no records, or a host has other data or operators than this machine.
         DataError: a record cannot be read, or an operator raises.
     """
     for corpus in corpora_of(config):
@@ -221,10 +222,12 @@ def pipeline_tokens(
             raise SettingError("Pipeline.source", corpus.pipeline.source, "has no records: there is nothing to read")
         is_begun = connect is not None and "train" in corpus.splits
         with connect(corpus.pipeline, say) if connect is not None and is_begun else nullcontext() as hosts:
-            is_helped = hosts is not None and hosts.num_workers > 0  # if not, the user has been told why
+            # If no host could be reached, ``connect`` has already told the user why.
+            is_helped = hosts is not None and hosts.num_workers > 0
             reading, sides = _planned(corpus, hosts, plan), _sides(config, corpus)
             if is_helped:
                 say(next(line for line in reading.reasons if line.startswith("offload: ")))
+            # Operators such as DropDuplicates decide by all records, so only a pipeline without any may skip a split.
             if split is not None and not corpus.has_operators:
                 reading, sides = _only(split, reading, sides)
             findings = survey(reading, _Splitter(config, reading.pipeline.source, sides, add), report, hosts)
@@ -233,20 +236,20 @@ def pipeline_tokens(
 
 
 def _only(split: Split, plan: InputPlan, sides: Sequence[Split | None]) -> tuple[InputPlan, list[Split | None]]:
-    """Leaves out the documents of the other split."""
+    """Restricts a plan to the documents of a split."""
     chosen = [number for number, side in enumerate(sides) if side in (split, None)]
     source = ChosenRecords(plan.pipeline.source, chosen)
     return replace(plan, pipeline=replace(plan.pipeline, source=source)), [sides[number] for number in chosen]
 
 
 def tokens_plan(pipeline: Pipeline) -> InputPlan:
-    """Returns the plain plan that keeps every document: what it keeps decides what an index of it is."""
+    """Returns the plain plan with a cache after its last operator; an index is named after what this plan keeps."""
     return replace(plain_plan(pipeline), cache=CachePoint(len(pipeline.levels[0].elements), "disk"))
 
 
 def _planned(corpus: Corpus, hosts: InputHosts | None, plan: PlanReading) -> InputPlan:
     pipeline = corpus.pipeline
-    # A source of texts may be a class of the user's that no other process can load.
+    # A text source may be a class of the user's that cannot be pickled, so it never runs in other processes.
     is_plain = hosts is None and isinstance(pipeline.source, Documents) and not corpus.has_operators
     if is_plain or len(pipeline.source) < _FEW:
         return replace(tokens_plan(pipeline), reasons=("offload: none; there are few records",))

@@ -1,6 +1,6 @@
-"""Samples as bytes, and back: a head in JSON that says what the fields are, then their content. Never a program.
+"""Serialization of samples: a JSON head that lists the fields, then their contents. Unlike pickle, it runs no code.
 
-In memory of the same process a copy does: what may be kept is the same.
+A cache in memory copies samples instead, but accepts the same types of fields.
 """
 
 import json
@@ -15,11 +15,11 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 class Unencodable(ValueError):
-    """A field of which neither bytes nor a digest can be made; the message says why."""
+    """A field that can be neither serialized nor digested; the message says why."""
 
 
 def encoded(sample: Mapping[str, Any]) -> bytes:
-    """Returns a sample as bytes.
+    """Serializes a sample.
 
     Raises:
         Unencodable: a field is not text, bytes, a number, an array, or a list of texts and numbers.
@@ -34,7 +34,7 @@ def encoded(sample: Mapping[str, Any]) -> bytes:
 
 
 def decoded(content: bytes) -> dict[str, Any]:
-    """Returns the sample that was encoded; its arrays own their memory, and can be written to."""
+    """Deserializes a sample; its arrays own their memory and are writable."""
     (size,) = _HEAD.unpack_from(content)
     place, sample = _HEAD.size + size, dict[str, Any]()
     for name, kind, length in json.loads(content[_HEAD.size : place]):
@@ -52,17 +52,17 @@ def decoded(content: bytes) -> dict[str, Any]:
 
 
 def _array(content: bytes, dtype: str, shape: Sequence[int] | None, axes: Sequence[int]) -> Any:
-    """Makes an array whose axes lie in memory in the order that is given; a NumPy number without a shape."""
+    """Makes an array with the given memory order of its axes; a NumPy scalar if ``shape`` is None."""
     sizes = [(shape or ())[axis] for axis in axes]
     array = np.frombuffer(content, np.dtype(dtype)).reshape(sizes).copy()
     return array[()] if shape is None else array.transpose(np.argsort(axes).tolist())
 
 
 def checked_copy(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a sample for memory: nothing that is done to the sample afterwards changes it.
+    """Copies a sample for a cache in memory, so that later writes to the sample do not change the copy.
 
     Raises:
-        Unencodable: see ``encoded``, so that memory keeps what files do and nothing else.
+        Unencodable: see ``encoded``; caches in memory and in files accept the same fields.
     """
     for name, value in sample.items():
         _check_field(name, value)
@@ -70,7 +70,7 @@ def checked_copy(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def copied(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a sample whose arrays and lists are its own; arrays lie in memory as they did, without gaps."""
+    """Copies a sample with its arrays and lists; arrays keep the memory order of their axes, but have no gaps."""
     return {name: _copied(value) for name, value in sample.items()}
 
 
@@ -84,7 +84,7 @@ def _copied(value: Any) -> Any:
 
 
 def field_bytes(value: Any) -> bytes:
-    """Returns bytes that are equal for equal fields only; how arrays lie in memory does not count.
+    """Returns bytes that are equal exactly if two fields are; the memory order of arrays does not count.
 
     Raises:
         Unencodable: see ``encoded``.
@@ -108,7 +108,10 @@ def _encoded_field(name: str, value: Any) -> tuple[Any, bytes]:
 
 
 def _axes_in_memory(array: np.ndarray) -> list[int]:
-    """Returns the axes as they lie in memory: the order of a sum over an array depends on it, and so its last bits."""
+    """Returns the axes from the largest stride to the smallest.
+
+    NumPy adds in memory order, so the last bits of a sum over an array depend on it.
+    """
     return sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
 
 
@@ -123,11 +126,11 @@ def _check_field(name: str, value: Any) -> None:
 
 
 def num_bytes(value: Any) -> int:
-    """Size of a field, or a sample, in bytes; that of its text for what cannot be encoded."""
+    """Returns a field's or sample's size in bytes; for a field that cannot be encoded, the length of its repr."""
     if isinstance(value, Mapping):
         return sum(map(num_bytes, value.values()))
     if isinstance(value, np.ndarray | np.generic):
-        return int(value.nbytes)  # without a copy of it
+        return int(value.nbytes)  # encoding the array would copy it
     try:
         return len(_encoded_field("field", value)[1])
     except Unencodable:

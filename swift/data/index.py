@@ -1,11 +1,11 @@
-"""The index of a corpus: its tokens, or the document bounds of a token file, in files that all processes read.
+"""The index of a corpus: files with its tokens, or with a token file's document bounds, that all processes read.
 
-An index is a directory named by a digest of all that determines it: names, sizes and times of the files, the tokenizer,
-and the share for validation. It exists as a whole or not at all, and outlives its run.
+An index is a directory named by a digest of everything that determines it: names, sizes and times of the corpus files,
+the tokenizer, and the validation share. It is complete or absent, and outlives its run.
 
-One process of a machine reads a corpus, and all others use its index (``find_index``). It holds a lock, which is
-released when it dies, and touches the lock's file while it is alive. A process that waits for a frozen one builds the
-index itself: two builds at once do not disturb each other.
+One process of a machine reads the corpus, and all others use its index (``find_index``). The builder holds a lock,
+which the kernel releases if the process dies, and touches the lock file while it is alive. A process that has waited
+too long for a frozen builder builds the index itself; concurrent builds do not disturb each other.
 """
 
 import fcntl
@@ -48,11 +48,11 @@ from swift.files import replace_file, sync_directory
 _VERSION = 2
 _HEAD, _RUNS = "index.json", "domains"
 _SETTLED_NS = 2_000_000_000
-"""Seconds after a write in which another write may leave the time stamp as it is."""
+"""Nanoseconds after a write in which another write may leave the file's time stamp unchanged (coarse clocks)."""
 
 _BEAT_S, _PAUSE_S, _PATIENCE_S, _REPORT_S = 1.0, 0.2, 10.0, 5.0
 _KEPT_S = 30 * 86_400
-"""Seconds for which an unused index is kept."""
+"""Seconds after which an unused index is removed."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class IndexProgress:
 
 
 class CorpusState(NamedTuple):
-    """Identity of a corpus, without reading it.
+    """Identity of a corpus, determined without reading it.
 
     Attributes:
-        name: name of its index.
+        name: name of the index.
         newest_ns: time of the last write to one of its files, in nanoseconds since 1970.
     """
 
@@ -79,7 +79,7 @@ class CorpusState(NamedTuple):
 def _corpus_state(config: DataConfig) -> CorpusState | None:
     """Returns the present state of a corpus; None if it cannot be determined.
 
-    That is the case for sources and tokenizers from outside ``swift.data``, and if a file is missing.
+    It cannot for sources and tokenizers from outside ``swift.data``, nor if a file is missing.
 
     Raises:
         SettingError: the source has no documents.
@@ -92,7 +92,7 @@ def _corpus_state(config: DataConfig) -> CorpusState | None:
         if isinstance(source, StreamSource):
             return None
         if isinstance(source, TokenFile):
-            # Finding the ends of documents reads all tokens, and checks them against this vocabulary.
+            # Finding the document ends reads all tokens and checks them against this vocabulary.
             parts += ["tokens", source.dtype, source.end_of_document, config.vocab_size]
             named: dict[str, str | None] = {"": source.path}
         else:
@@ -110,17 +110,17 @@ def _corpus_state(config: DataConfig) -> CorpusState | None:
             try:
                 status = os.stat(path)
             except OSError:
-                return None  # the source itself reports best what is wrong with it
+                return None  # the source gives the better error when it reads the file
             parts.append([name, os.path.abspath(path), status.st_size, status.st_mtime_ns])
             newest_ns = max(newest_ns, status.st_mtime_ns)
     return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), newest_ns)
 
 
 def _pipeline_state(config: DataConfig) -> CorpusState | None:
-    """Returns the state of pipelines: digests of sources, settings and code."""
+    """Identifies pipelines by digests of their sources, settings and code."""
     try:
         digests = [survey_digest(tokens_plan(corpus.pipeline)) for corpus in corpora_of(config)]
-    except (NoDigest, DataError):  # reading it says best what is wrong
+    except (NoDigest, DataError):  # if something is wrong, reading the source gives the better error
         return None
     parts = [_VERSION, "pipeline", config.validation_share, config.tokenizer.separator, *digests]
     return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), 0)
@@ -138,14 +138,14 @@ def make_index(
 
     Args:
         config: settings of the data.
-        path: directory of the index; if another process has made it meanwhile, that index stays.
+        path: directory of the index; if another process has made the index meanwhile, that one stays.
         report: called with the progress.
         say: called with a line, see ``pipeline_tokens``.
         connect: see ``pipeline_tokens``.
         plan: see ``pipeline_tokens``.
 
     Raises:
-        SettingError: the source cannot be read, a split would have no document, or a host has something else.
+        SettingError: the source cannot be read, a split would have no document, or a host has other data or operators.
         DataError: a token is beyond the vocabulary, or a token file changes while it is read.
         OSError: the index cannot be written.
     """
@@ -157,6 +157,7 @@ def make_index(
             files = _write_spans(config, temporary, report)
         else:
             files = _write_texts(config, temporary, report, say, connect, plan)
+        # The head comes last and the rename is atomic, so no other process ever sees an incomplete index.
         replace_file(temporary / _HEAD, json.dumps({"version": _VERSION, "begun": start_ns, "files": files}).encode())
         sync_directory(temporary)
         if not path.exists():
@@ -166,7 +167,7 @@ def make_index(
 
 
 def _remove_index(path: Path) -> None:
-    """Removes an index, complete or not."""
+    """Removes an index, whether it is complete or not."""
     if path.exists():
         for file in path.iterdir():
             file.unlink(missing_ok=True)
@@ -174,14 +175,15 @@ def _remove_index(path: Path) -> None:
 
 
 def is_intact(path: Path, newest_ns: int) -> bool:
-    """Whether an index is complete and intact, and no file of the corpus can have changed unnoticed.
+    """Whether an index is complete and undamaged, and no corpus file can have changed unnoticed since.
 
     Args:
         path: directory of the index.
-        newest_ns: time of the last write to a file of the corpus, in nanoseconds since 1970.
+        newest_ns: time of the last write to a corpus file, in nanoseconds since 1970.
     """
     try:
         head = _head(path)
+        # A file written just before the build may have been written again during it, with the same time stamp.
         if newest_ns > head["begun"] - _SETTLED_NS:
             return False
         files = head["files"]
@@ -192,10 +194,10 @@ def is_intact(path: Path, newest_ns: int) -> bool:
 
 
 def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
-    """Opens the stream of a split in an intact index.
+    """Opens the token stream of a split in an intact index.
 
     Raises:
-        OSError: the index is gone, or does not have the size with which it was written.
+        OSError: the index is gone, or a file does not have the size that was written.
         SettingError: the source is a token file that cannot be read.
         DataError: a token is beyond the vocabulary.
     """
@@ -215,12 +217,12 @@ def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
 
 
 def corpus_streams(config: DataConfig, split: Split, path: Path | None) -> list[TokenStream | SequentialStream]:
-    """Opens the stream of each source of a mixture, or the one of other data; see ``corpus_stream``.
+    """Opens a split's token streams: one for each source of a mixture, else a single one; see ``corpus_stream``.
 
     Args:
         config: settings of the data.
         split: split to open.
-        path: what ``find_index`` has returned.
+        path: result of ``find_index``.
     """
     if not isinstance(config.source, Mixture):
         return [corpus_stream(config, split, path)]
@@ -233,7 +235,7 @@ def corpus_streams(config: DataConfig, split: Split, path: Path | None) -> list[
 
 
 def corpus_stream(config: DataConfig, split: Split, path: Path | None) -> TokenStream | SequentialStream:
-    """Opens the stream of a split in an index; without one, or if it is gone, reads the corpus.
+    """Opens the token stream of a split from its index; reads the corpus if there is no index, or it is gone.
 
     Raises:
         SettingError: the source cannot be read, or a split would have no document.
@@ -249,7 +251,7 @@ def corpus_stream(config: DataConfig, split: Split, path: Path | None) -> TokenS
 
 
 class _Written:
-    """A file of an index, and its entry in the head."""
+    """An index file that is being written; ``close`` returns its entry for the head."""
 
     def __init__(self, file: BinaryIO):
         self._file, self._digest = file, new_digest()
@@ -335,26 +337,26 @@ def find_index(
     Args:
         config: settings of the data.
         cache: directory of indexes; made if it is missing.
-        report: called with a line on the progress, or on why there is no index.
+        report: called with a line about the progress, or about why there is no index.
         patience_s: seconds without a sign of life from the process that builds the index, after which others stop
             waiting for it.
-        connect: function that connects to other hosts, which begin the documents of texts and pipelines while an index
-            of them is built; of a mixture it is called for one source after the other; None: there are none.
-        plan: plans how texts and pipelines are read while an index of them is built.
+        connect: connects to input hosts, which help to read texts and pipelines while the index is built. For a
+            mixture it is called for one source after the other. None: no hosts.
+        plan: plans how texts and pipelines are read while the index is built.
 
     Returns:
-        Directory of the index, or of all those of a mixture; None if it cannot be distinguished from that of another
-        corpus, or not be written: then every process reads the corpus.
+        The directory of the index; for a mixture, the directory that holds the indexes of its sources. None if the
+        corpus cannot be told from another one, or the index cannot be written: then every process reads the corpus.
 
     Raises:
-        SettingError: the source cannot be read, a split would have no document, or a host has something else.
+        SettingError: the source cannot be read, a split would have no document, or a host has other data or operators.
     """
     if isinstance(config.source, Mixture):
         indexes = [find_index(component, cache, report, patience_s, connect, plan) for component in config.components]
         return cache if any(indexes) else None
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for _ in range(2):  # a file may be written to while it is read
+        for _ in range(2):  # a second try, since a file may be written to while it is read
             state = _corpus_state(config)
             if state is None:
                 return None
@@ -362,7 +364,7 @@ def find_index(
             try:
                 was_made = _make_unless_found(config, path, state, report, patience_s, connect, plan)
             except ChangedFile:
-                if isinstance(config.source, Pipeline):  # which may have run for an hour
+                if isinstance(config.source, Pipeline):  # its operators may have run for an hour
                     raise
                 continue
             if not was_made or state == _corpus_state(config):
@@ -370,9 +372,9 @@ def find_index(
                 return path
         report("the corpus changes while it is read: every process reads it for itself")
     except DataError as error:
-        if isinstance(config.source, Pipeline) or isinstance(error, MisdeclaredOperator):  # of an input host
+        if isinstance(config.source, Pipeline) or isinstance(error, MisdeclaredOperator):  # by an input host
             raise SettingError("DataConfig.source", config.source, str(error)) from error
-        # The first read of the file reports it better.
+        # Otherwise return None: each process then reads the file itself, and reports the error better.
     except OSError as error:
         report(f"the corpus is not kept in {cache} ({error.strerror or error}): every process reads it for itself")
     return None
@@ -387,7 +389,7 @@ def _make_unless_found(
     connect: ConnectHosts | None,
     plan: PlanReading,
 ) -> bool:
-    """Ensures an intact index; returns whether this call has built it."""
+    """Ensures that there is an intact index; returns whether this call has built it."""
     lock, seen, since = path.with_suffix(".lock"), 0, time.monotonic()
     while not is_intact(path, state.newest_ns):
         with _alone(lock) as is_alone:
@@ -397,33 +399,33 @@ def _make_unless_found(
             if not is_alone and time.monotonic() - since < patience_s:
                 time.sleep(_PAUSE_S)
                 continue
-            if is_alone:  # all that is here belongs to processes that have died
+            if is_alone:  # with the lock held, unfinished directories can only belong to dead processes
                 for half in path.parent.glob(f".{path.name}.*"):
                     _remove_index(half)
             _remove_index(path)
             with _heartbeat(lock):
                 make_index(config, path, _progress_report(report), report, connect, plan)
             return True
-    with suppress(OSError):  # an index can be read from where it cannot be written
+    with suppress(OSError):  # the cache may be read-only; the time tells ``_forget_old`` that the index is in use
         os.utime(path)
     return False
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Locks a file for the block, and yields whether no other process or thread holds it."""
+    """Tries to lock a file for the block; yields False if another process or thread holds the lock."""
     with path.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_alone = True
-        except OSError:  # it is held, or this file system has no locks
+        except OSError:  # the lock is held, or the file system has no locks
             is_alone = False
         yield is_alone
 
 
 @contextmanager
 def _heartbeat(path: Path) -> Iterator[None]:
-    """Touches a file periodically during the block, as a sign of life."""
+    """Touches a file every second during the block, as a sign of life."""
     is_over = threading.Event()
 
     def beat() -> None:
@@ -442,7 +444,7 @@ def _heartbeat(path: Path) -> Iterator[None]:
 
 
 def _progress_report(report: Callable[[str], None]) -> Callable[[IndexProgress], None]:
-    """Reports the progress now and then."""
+    """Returns a function that reports the progress at most once in ``_REPORT_S`` seconds."""
     reported = time.monotonic()
 
     def say(progress: IndexProgress) -> None:
@@ -456,7 +458,7 @@ def _progress_report(report: Callable[[str], None]) -> Callable[[IndexProgress],
 
 
 def _forget_old(cache: Path, but: Path) -> None:
-    """Removes indexes that were not used for long."""
+    """Removes indexes that no run has used for ``_KEPT_S`` seconds."""
     for path in cache.iterdir():
         with suppress(OSError):
             if path != but and time.time() - path.stat().st_mtime > _KEPT_S:

@@ -1,4 +1,4 @@
-"""Batches by iteration number: the windows of a split, shuffled, repeated and batched by Grain."""
+"""Training and validation batches by iteration number: Grain shuffles, repeats and batches the windows of a split."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,30 +20,29 @@ from swift.errors import SettingError, check_count
 
 _STATE_VERSION = 1
 _ADDED: dict[str, Any] = {"locality": 0.0}
-"""Values of what older states do not say."""
+"""Defaults for settings that saved states of older versions lack."""
 
 
 class Loader(Iterator[Batch]):
-    """Endless batches of a split: a pure function of the arguments and the iteration number.
+    """An endless iterator over a split's batches; a batch depends only on the arguments and the iteration number.
 
-    Training: the windows are shuffled again every epoch, and each is seen once an epoch; a batch may hold the end of
-    one epoch and the start of the next. Validation: the windows come in the order of the stream, in every pass the
-    same, and the last batch of a pass is filled up with padding, so ``num_batches_per_epoch`` batches score every
-    token exactly once.
+    Training windows are reshuffled every epoch, and each is seen once per epoch; a batch may span two epochs.
+    Validation windows come in the order of the stream in every pass, and the last batch of a pass is padded, so
+    ``num_batches_per_epoch`` batches score every token exactly once.
 
-    Any batch or micro-batch can be loaded at any time by any worker; iterating only counts. A loader is its own
-    iterator, and starts no threads. The windows of a stream come in its order; the newest ones are kept, and an older
-    one is read again from the stream's beginning.
+    Any worker can load any batch or micro-batch at any time; iterating only counts the step. A loader starts no
+    threads. A ``StreamSource`` is read in its order: its newest batches are kept in memory, and going back further
+    reads the stream again from its beginning.
 
     Args:
         config: settings of the data.
         split: 'train' or 'validation'.
-        num_microbatches: M, micro-batches per iteration, of all pipelines together.
+        num_microbatches: M, micro-batches per iteration, over all pipelines.
         sequences_per_microbatch: B, sequences of a micro-batch.
         sequence_length: T, positions of a sequence.
-        seed: seed of the order of the training windows.
-        corpus: index of the corpus, see ``find_index``; without it the corpus is read here.
-        num_kept: batches of a stream that are kept in memory, the newest ones.
+        seed: seed of the training order.
+        corpus: index of the corpus, see ``find_index``; None: the corpus is read here.
+        num_kept: number of newest batches of a ``StreamSource`` that stay in memory.
 
     Raises:
         SettingError: the source cannot be read, a split has no document or no full window of T + 1 tokens, or a
@@ -86,16 +85,17 @@ class Loader(Iterator[Batch]):
         self._sequential = next((stream for stream in streams if isinstance(stream, SequentialStream)), None)
         self._tokens_per_batch = num_sequences * sequence_length
         if self._sequential is not None:
-            self._sequential.keep(num_kept * self._tokens_per_batch + 1)  # the label of the last input
+            self._sequential.keep(num_kept * self._tokens_per_batch + 1)  # one more for the label of the last input
         parts = [Windows(stream, sequence_length, count) for stream, count in zip(streams, counts, strict=True)]
-        if self._sequential is not None:  # endless, and with an order of its own
+        if self._sequential is not None:  # the stream is endless and cannot be shuffled
             endless = grain.MapDataset.source(parts[0])
         elif split == "train":
             endless = training_order(config, parts, seed, num_sequences)
         else:
             filled = JoinedWindows(parts, self._num_batches_per_epoch * num_sequences)
             endless = grain.MapDataset.source(filled).repeat()
-        # An endless dataset has no remainder; without dropping it Grain's length overflows for batches of one.
+        # An endless dataset has no remainder to drop, but without ``drop_remainder`` Grain's length overflows for
+        # batches of one.
         self._windows, none_T = endless, np.zeros(sequence_length, np.int32)
         self._padding = Batch(none_T, none_T, none_T.astype(bool))
         self._microbatches = endless.batch(sequences_per_microbatch, drop_remainder=True)
@@ -113,33 +113,33 @@ class Loader(Iterator[Batch]):
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary: one more than the largest token of any batch."""
+        """Vocabulary size: one more than the largest token of any batch."""
         return self._config.vocab_size
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the data, which turns tokens back into text."""
+        """Tokenizer of the data, to decode its tokens."""
         return self._config.tokenizer
 
     @property
     def num_windows(self) -> int:
-        """Number of sequences in an epoch that hold a label."""
+        """Number of sequences per epoch, padding-only ones not counted."""
         return self._num_windows
 
     @property
     def num_batches_per_epoch(self) -> int:
-        """Number of batches in which every window occurs, rounded up."""
+        """Number of batches per epoch, rounded up to hold every window."""
         return self._num_batches_per_epoch
 
     def batch(self, step: int, is_read: Bool[np.ndarray, "M B"] | None = None) -> Batch:
-        """Loads the batch of iteration ``step``, counted from 0: arrays [M, B, T].
+        """Loads the batch of an iteration: arrays [M, B, T].
 
         Args:
-            step: iteration.
-            is_read: sequences to read, the others are padding; None: all.
+            step: iteration, from 0.
+            is_read: sequences to read, the others become padding; None: all.
 
         Raises:
-            DataError: its file has changed or can no longer be read, or holds a token beyond the vocabulary.
+            DataError: a file has changed or can no longer be read, or holds a token beyond the vocabulary.
         """
         assert step >= 0
         if is_read is None or is_read.all():
@@ -155,9 +155,9 @@ class Loader(Iterator[Batch]):
         return self._microbatches[step * self._num_microbatches + index]
 
     def skip_to(self, step: int) -> None:
-        """Reads a stream up to the batch of an iteration, so that this need not be done when it is loaded.
+        """Reads a ``StreamSource`` up to an iteration in advance, so that loading its batch does not take as long.
 
-        Does nothing for other data, any batch of which takes no longer than the first.
+        Does nothing for other sources, which load any batch as fast as the first.
 
         Raises:
             DataError: the stream cannot be read.
@@ -174,19 +174,19 @@ class Loader(Iterator[Batch]):
         return batch
 
     def state(self) -> dict[str, Any]:
-        """Returns the position of the iterator and the identity of its data, as a dict that JSON can hold."""
+        """Returns the iterator's position and the identity of its data, JSON-serializable."""
         file = None if self._file is None else asdict(self._file)
         return {"version": _STATE_VERSION, "next_step": self._next_step, "data": dict(self._identity), "file": file}
 
     def restore(self, state: Mapping[str, Any]) -> list[str]:
-        """Moves the iterator to the position of ``state``: the next batch is the one that would have come next.
+        """Restores a saved position: the next batch is the one that would have come next.
 
         Returns:
-            A line for a token file that has been written to since then with the same length and the same sample; the
-            rest was not compared. No line if nothing has changed.
+            Warnings: one line if a token file has been written to since, but has the same length and the same sampled
+            tokens; the rest is not compared.
 
         Raises:
-            SettingError: the state is of another version, or of other data, order or batch shape; the error says
+            SettingError: another version wrote the state, or its data, order or batch shape differ; the error says
                 which.
         """
         check_same_data(state, self.state())
@@ -202,7 +202,7 @@ class Loader(Iterator[Batch]):
 
 
 def _identity_of(config: DataConfig, streams: Sequence[TokenStream | SequentialStream]) -> dict[str, Any]:
-    """Returns what a resumed run compares: of a mixture the weights, and the same of each source."""
+    """Returns the facts that a resumed run compares: lengths and digests of each source, and a mixture's weights."""
     each = [
         {"num_tokens": stream.num_tokens, "checksum": stream.checksum(), "digest": stream.digest()}
         for stream in streams
@@ -215,11 +215,11 @@ def _identity_of(config: DataConfig, streams: Sequence[TokenStream | SequentialS
 
 
 def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises SettingError unless two states of loaders are of the same data, order and batch shape."""
+    """Raises SettingError unless two loader states agree on data, order and batch shape."""
     if saved.get("version") != _STATE_VERSION:
         allowed = f"must be {_STATE_VERSION}: another version of Swift wrote this state"
         raise SettingError("version of the saved data state", saved.get("version"), allowed)
-    # An older state lacks fields that were added later.
+    # States of older versions lack fields that were added since: they count as the default, or as equal.
     before = {name: saved["data"].get(name, _ADDED.get(name, value)) for name, value in now["data"].items()}
     names = [name for name, value in now["data"].items() if before[name] != value]
     if names:
@@ -229,7 +229,7 @@ def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def _refusal(error: DataError) -> str:
-    """Explains data that cannot be read at the start, when settings can still be changed."""
+    """Returns the error message for unreadable data at start-up, when settings can still be changed."""
     if not isinstance(error, TokenOutOfRange):
         return str(error)
     how = "set DataConfig.tokenizer to the one that wrote it, TokenFile.vocab_size or TokenFile.dtype"

@@ -1,8 +1,8 @@
-"""Operators of a pipeline: what each of them says of itself, and how it is applied to a sample.
+"""Operators of an input pipeline: their declarations, and how they are applied to a sample.
 
-A sample is a mapping of fields. An operator that names the fields it reads gets only these, and one that names the
-fields it writes returns exactly these: what it says of its fields cannot be untrue. What it says with ``depends_on``
-can be, see ``swift.data.sample_checks``.
+A sample is a mapping of fields. An operator that declares the fields it reads is given only these, and one that
+declares the fields it writes must return exactly these, so these declarations cannot be wrong. A declaration by
+``depends_on`` can be wrong; ``swift.data.sample_checks`` tests it on some samples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +16,10 @@ from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError, check_count, error_line
 
 Sample = Mapping[str, Any]
-"""Fields of a sample, by name: text, bytes, numbers, arrays."""
+"""The fields of a sample by name: text, bytes, numbers, arrays."""
 
 Draw = Callable[[int], np.random.Generator]
-"""The random numbers of one sample, by the number of the operator."""
+"""Makes an operator's random generator for one sample, from the operator's number in the pipeline."""
 Apply = Callable[[Sample, Draw], Sample | None]
 
 
@@ -31,17 +31,18 @@ def _check_fields(setting: str, fields: tuple[str, ...] | None) -> None:
 
 @dataclass(frozen=True)
 class Map:
-    """A function of each sample.
+    """An operator that applies a function to each sample.
 
     Args:
-        function: function of a sample that returns fields; a random one takes a ``numpy.random.Generator`` as well.
-        reads: fields that it is given; None: all.
-        writes: fields that it returns, which are set in the sample; None: what it returns is the whole new sample.
-        depends_on: names of the operators before it that have to stay before it, although they write what it reads or
-            writes; None: those that the fields tell.
-        is_random: the generator that it takes depends on the seed, the epoch and the number of the sample alone.
-        is_fixed: no operator may pass it.
-        name: name for ``depends_on``, messages and profiles; that of the function unless given.
+        function: takes a sample and returns fields; if ``is_random``, it also takes a ``numpy.random.Generator``.
+        reads: fields that the function is given; None: all.
+        writes: fields that the function returns, to be set in the sample; None: it returns the whole new sample.
+        depends_on: names of the earlier operators that have to stay in front of this one. All other earlier ones may
+            move behind it, even if they write fields that it reads or writes. None: the fields decide.
+        is_random: whether the function takes a generator, seeded by the seed, the epoch, the sample's number and the
+            operator alone.
+        is_fixed: whether no other operator may move past this one.
+        name: name for ``depends_on``, messages and profiles; "": the name of the function.
     """
 
     function: Callable[..., Sample]
@@ -61,13 +62,13 @@ class Map:
 
 @dataclass(frozen=True)
 class Filter:
-    """Samples for which a function returns true; the others are left out.
+    """An operator that keeps the samples for which a function returns true.
 
     Args:
-        function: function of a sample that returns whether it stays.
-        reads: fields that it is given; None: all.
+        function: takes a sample and returns whether to keep it.
+        reads: fields that the function is given; None: all.
         depends_on: see ``Map``.
-        is_fixed: no operator may pass it.
+        is_fixed: whether no other operator may move past this one.
         name: see ``Map``.
     """
 
@@ -88,10 +89,10 @@ class Filter:
 
 @dataclass(frozen=True)
 class DropDuplicates:
-    """Samples whose field differs from that of every sample before them in the order of the source.
+    """An operator that drops each sample whose field equals the field of an earlier sample, in the source's order.
 
     Args:
-        field: field that is compared, by a digest of 16 bytes.
+        field: field to compare, by a digest of 16 bytes.
         name: see ``Map``.
     """
 
@@ -110,11 +111,11 @@ class DropDuplicates:
 
 @dataclass(frozen=True)
 class Tokenize:
-    """Tokens of a text, with the separator that ends a document.
+    """An operator that adds the tokens of a text, with a separator at the end, as the field ``tokens``.
 
     Args:
         tokenizer: tokenizer of the text.
-        field: field of the text, which becomes the field ``tokens``.
+        field: field that holds the text.
         name: see ``Map``.
     """
 
@@ -128,11 +129,11 @@ class Tokenize:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The text."""
+        """The field that holds the text."""
         return (self.field,)
 
     def function(self, sample: Sample) -> Sample:
-        """Returns the tokens of a text that is not empty, in the smallest unsigned type, and a separator."""
+        """Returns the tokens in the smallest unsigned type, with a separator unless the text is empty."""
         tokens = self.tokenizer.encode(sample[self.field])
         dtype = np.min_scalar_type(self.tokenizer.vocab_size - 1)
         ends = [self.tokenizer.separator] if len(tokens) else []
@@ -141,7 +142,7 @@ class Tokenize:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Samples in a random order, another one in every epoch.
+    """An operator that shuffles the samples, differently in every epoch.
 
     Args:
         name: name of the operator in plans and profiles.
@@ -152,13 +153,13 @@ class Shuffle:
 
 @dataclass(frozen=True)
 class Pack:
-    """Rows of tokens: the field ``tokens`` of all samples end to end, cut into rows that overlap by one token.
+    """An operator that joins the ``tokens`` of all samples and cuts them into rows that overlap by one token.
 
-    A row has the fields ``tokens`` and ``segments``, both int32[length + 1]; a segment is a document, or the part of it
-    that is in the row, counted from 1, and 0 is padding, which only the last row of an epoch has.
+    A row has the fields ``tokens`` and ``segments``, both int32[length + 1]. Segments number the documents, or parts of
+    documents, within the row from 1; 0 is padding, which only the last row of an epoch has.
 
     Args:
-        length: T, positions of a row; with the label of the last one it has T + 1 tokens.
+        length: T, positions of a row; it holds T + 1 tokens, since the last position needs a label.
         name: see ``Map``.
     """
 
@@ -171,7 +172,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Stack:
-    """Batches of samples with equal shapes, stacked; one may hold the end of an epoch and the start of the next.
+    """An operator that stacks samples of equal shapes into batches; a batch may span two epochs.
 
     Args:
         size: number of samples in a batch.
@@ -186,23 +187,23 @@ class Stack:
 
 
 Element = Map | Filter | DropDuplicates | Tokenize
-"""An operator of single samples: of what it is given, it returns one or none."""
+"""An operator on single samples: returns one sample or none."""
 Operator = Element | Shuffle | Pack | Stack
 """An operator of a pipeline."""
 
 
 def name_of(operator: Operator) -> str:
-    """Returns the name of an operator, for messages and profiles."""
+    """Returns an operator's name: its own, else its function's, else that function's class."""
     function = getattr(operator, "function", operator)
     return operator.name or getattr(function, "__name__", "") or type(function).__name__
 
 
 class OperatorError(DataError):
-    """An operator that raises on a sample, or returns none.
+    """An operator has raised on a sample, or returned something that is no sample.
 
     Attributes:
-        operator: its name.
-        reason: what was wrong, in one line.
+        operator: name of the operator.
+        reason: what went wrong, in one line.
     """
 
     def __init__(self, operator: str, reason: str):
@@ -211,11 +212,11 @@ class OperatorError(DataError):
 
 
 def applied(element: Element, number: int) -> Apply:
-    """Makes the function that applies an operator to a sample: None if the sample is left out.
+    """Returns the function that applies an operator to a sample, or returns None if the sample is dropped.
 
     Args:
-        element: operator; it is given no other fields than it reads.
-        number: number of the operator, which keys its random numbers.
+        element: operator; it is given only the fields that it reads.
+        number: number of the operator in the pipeline, which seeds its random numbers.
     """
     name, reads = name_of(element), element.reads
 
@@ -227,7 +228,7 @@ def applied(element: Element, number: int) -> Apply:
             raise OperatorError(name, f"there is no field {missing[0]!r}, there are {', '.join(sample)}")
         return {field: sample[field] for field in reads}
 
-    if isinstance(element, DropDuplicates):  # which leaves out nothing by itself, and needs its field
+    if isinstance(element, DropDuplicates):  # only checks the field: the survey, which sees all samples, drops them
         return lambda sample, _: sample if read_fields(sample) else None
     if isinstance(element, Filter):
         test = element.function
@@ -254,16 +255,16 @@ def _called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except (OperatorError, DocumentError):
         raise
-    except DataError as error:  # which says what is wrong
+    except DataError as error:  # its message already says what is wrong
         raise OperatorError(name, str(error)) from error
-    except KeyError as error:  # of a field, or of anything else
+    except KeyError as error:  # its message is only the key, which may be a field or anything else
         raise OperatorError(name, f"raises KeyError: {error}") from error
     except Exception as error:  # raised by the user's code
         raise OperatorError(name, f"raises {error_line(error)}") from error
 
 
 def chained(functions: Sequence[Apply]) -> Apply:
-    """Makes one function of several, each of which gets what the one before it returns."""
+    """Composes functions in order; stops with None as soon as one of them drops the sample."""
 
     def chain(sample: Sample, draw: Draw) -> Sample | None:
         changed_sample: Sample | None = sample
@@ -277,5 +278,5 @@ def chained(functions: Sequence[Apply]) -> Apply:
 
 
 def draws(seed: int, epoch: int, number: int) -> Draw:
-    """Makes the random numbers of a sample: a function of the seed, the epoch, its number and the operator alone."""
+    """Returns a sample's generators, seeded by the seed, the epoch, the sample's number and the operator alone."""
     return lambda operator: np.random.default_rng((seed, operator, epoch, number))

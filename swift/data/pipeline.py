@@ -1,7 +1,8 @@
-"""Pipelines as a user writes them, a source and operators one after the other, and the plans by which they run.
+"""Input pipelines, which say what the samples are, and input plans, which say how they are made.
 
-A plan says in which order the operators run, what is kept, and how many threads and processes there are; the samples
-are the same for every plan. A ``TracedPipeline`` also notes which operator runs.
+A pipeline is a source and a sequence of operators. A plan chooses the order in which the operators run, what is
+cached, and the numbers of threads and processes; no plan changes a sample. A ``TracedPipeline`` also records which
+operator is running.
 """
 
 from collections import Counter
@@ -33,12 +34,12 @@ from swift.errors import SettingError, check_count
 
 @dataclass(frozen=True)
 class Level:
-    """Operators of a pipeline that see samples of one kind: records, packed rows, or batches.
+    """The operators that see one kind of samples: records, packed rows, or batches.
 
     Attributes:
-        group: operator that makes the samples of this kind from those of the level before; None: they are records.
-        elements: operators of single samples, in order.
-        is_shuffled: whether the samples are shuffled; where among the elements makes no difference.
+        group: operator that groups samples of the previous level into samples of this one; None: these are records.
+        elements: operators on single samples, in order.
+        is_shuffled: whether the samples are shuffled; it makes no difference where among the elements.
     """
 
     group: Pack | Stack | None
@@ -48,10 +49,10 @@ class Level:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Samples of a source, through operators; endless, one epoch after the other.
+    """A source of records and the operators that turn them into samples, epoch after epoch without end.
 
-    Sample i is a function of the source, the operators, the seed and i. An operator is written where it is understood
-    best: where it runs is for the plan to say, see ``plan_input``.
+    Sample i is a function of the source, the operators, the seed and i. Write each operator where it is easiest to
+    understand: the plan decides where it runs, see ``plan_input``.
 
     >>> from swift.data import ByteTokenizer, Pipeline, Rows, Samples, plain_plan
     >>> texts = Pipeline(Rows([{"text": "to be"}, {"text": ""}, {"text": "or not to be"}]))
@@ -61,13 +62,13 @@ class Pipeline:
     (2, 9)
 
     Args:
-        source: records by number.
-        operators: operators, in the order in which they are understood.
-        most_skipped: records that may be left out because an operator raises on them; the operators that are not random
-            then run on the whole source once, before the first sample.
+        source: source of the records.
+        operators: operators, in the order that defines the samples.
+        most_skipped: number of records that may be skipped because an operator raises on them. If above 0, all
+            operators before the first random one run once on the whole source before the first sample.
 
     Raises:
-        SettingError: the operators cannot follow each other.
+        SettingError: the operators cannot follow each other in this order.
     """
 
     source: RecordSource
@@ -75,7 +76,7 @@ class Pipeline:
     most_skipped: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.operators, list):  # as gin may give it
+        if isinstance(self.operators, list):  # gin may pass a list
             object.__setattr__(self, "operators", tuple(self.operators))
         if not isinstance(self.operators, tuple):
             raise SettingError(
@@ -99,7 +100,7 @@ class Pipeline:
         is_fixed: bool = False,
         name: str = "",
     ) -> "Pipeline":
-        """Adds a function of each sample, see ``Map``."""
+        """Adds a function that is applied to each sample, see ``Map``."""
         return self.then(Map(function, reads, writes, depends_on, is_random, is_fixed, name))
 
     def filter(
@@ -111,11 +112,11 @@ class Pipeline:
         is_fixed: bool = False,
         name: str = "",
     ) -> "Pipeline":
-        """Leaves out samples for which a function is false, see ``Filter``."""
+        """Drops the samples for which a function returns false, see ``Filter``."""
         return self.then(Filter(function, reads, depends_on, is_fixed, name))
 
     def drop_duplicates(self, field: str = "text") -> "Pipeline":
-        """Leaves out samples whose field is that of an earlier one."""
+        """Drops the samples whose field equals the field of an earlier one, see ``DropDuplicates``."""
         return self.then(DropDuplicates(field))
 
     def tokenize(self, tokenizer: Tokenizer, field: str = "text") -> "Pipeline":
@@ -127,7 +128,7 @@ class Pipeline:
         return self.then(Pack(length))
 
     def shuffle(self) -> "Pipeline":
-        """Shuffles samples, anew in every epoch."""
+        """Shuffles the samples, differently in every epoch."""
         return self.then(Shuffle())
 
     def batch(self, size: int) -> "Pipeline":
@@ -135,7 +136,7 @@ class Pipeline:
         return self.then(Stack(size))
 
     def then(self, operator: Operator) -> "Pipeline":
-        """Adds any operator; one whose name is taken gets a number."""
+        """Adds an operator; if its name is taken, a number is appended to it."""
         names = {name_of(previous) for previous in self.operators}
         name, number = name_of(operator), 2
         while name in names:
@@ -144,7 +145,7 @@ class Pipeline:
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """Operators by the kind of samples that they see, from records to batches."""
+        """The operators grouped by the kind of samples that they see, from records to batches."""
         levels = [Level(None)]
         for operator in self.operators:
             last = levels[-1]
@@ -157,23 +158,23 @@ class Pipeline:
         return tuple(levels)
 
     def applied(self, element: Element) -> Apply:
-        """Makes the function that applies one of the operators to a sample, see ``swift.data.operators``."""
+        """Returns the function that applies one of the operators to a sample, see ``swift.data.operators``."""
         return self.untraced(element)
 
     def untraced(self, element: Element) -> Apply:
-        """Makes the same function, also where others note what runs."""
+        """Returns the function of ``applied`` without tracing, also in a ``TracedPipeline``."""
         return applied(element, self._numbers[name_of(element)])
 
     def notes(self, name: str) -> None:
-        """Notes the operator that this thread runs from now on, if anybody reads it."""
+        """Records which operator this thread runs from now on; does nothing unless the pipeline is traced."""
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
-        """Numbers of the operators as they are written, by name: they key random numbers."""
+        """Position of each operator as written, by name: it seeds random numbers, so no plan may change it."""
         return {name_of(operator): number for number, operator in enumerate(self.operators)}
 
     def _check_order(self) -> None:
-        """Refuses what would make the number of samples, or of tokens, depend on the epoch."""
+        """Refuses orders in which the number of samples or tokens would depend on the epoch."""
         random, levels, shuffled = "", 0, set[int]()
         for operator in self.operators:
             name = name_of(operator)
@@ -212,21 +213,21 @@ def _check_names(operators: tuple[Operator, ...]) -> None:
 
 @dataclass(frozen=True)
 class TracedPipeline(Pipeline):
-    """A pipeline that notes each operator before it gets a sample; a copy, or one pickled for a process, notes nothing.
+    """A pipeline that reports which operator is running; pickled for another process, it is a plain ``Pipeline``.
 
     Args:
-        note: called with the name of an operator before it runs, and with an empty one afterwards, in its thread.
+        note: called in the operator's thread: with its name before it runs, with "" afterwards.
     """
 
     note: Callable[[str], None] = field(kw_only=True)
 
     @classmethod
     def of(cls, pipeline: Pipeline, note: Callable[[str], None]) -> "TracedPipeline":
-        """Makes one of a pipeline."""
+        """Returns a traced copy of a pipeline."""
         return cls(pipeline.source, pipeline.operators, pipeline.most_skipped, note=note)
 
     def applied(self, element: Element) -> Apply:
-        """Makes the function that notes one of the operators and applies it to a sample."""
+        """Returns the function that reports one of the operators and applies it to a sample."""
         function, name, note = self.untraced(element), name_of(element), self.note
 
         def noted(sample: Sample, draw: Draw) -> Sample | None:
@@ -239,7 +240,7 @@ class TracedPipeline(Pipeline):
         return noted
 
     def notes(self, name: str) -> None:
-        """Notes the operator that this thread runs from now on."""
+        """Reports the operator that this thread runs from now on."""
         self.note(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -248,11 +249,11 @@ class TracedPipeline(Pipeline):
 
 @dataclass(frozen=True)
 class CachePoint:
-    """A place in the order where samples are kept.
+    """The place in a plan's order where samples are cached.
 
     Attributes:
-        num_elements: elements of records that run before, in the order of the plan.
-        kind: where they are kept.
+        num_elements: number of record operators that run before the cache, in the order of the plan.
+        kind: where the samples are cached.
     """
 
     num_elements: int
@@ -261,20 +262,21 @@ class CachePoint:
 
 @dataclass(frozen=True)
 class InputPlan:
-    """A way to run a pipeline; what its samples are is the same for every plan.
+    """A way to run a pipeline; every plan makes the same samples.
 
     Attributes:
         pipeline: pipeline as the user wrote it.
         orders: for each level, the names of its elements in the order in which they run.
-        cache: samples that are kept; None: each is made again in every epoch.
-        num_threads: threads of each process that make samples; 0: none, the caller makes them.
-        num_processes: processes that make samples; 0: none but the caller's.
-        num_ahead: samples that are ready before they are asked for.
-        num_offloaded: elements of records that other hosts run once they have read the record, in the order of the
-            plan, at most those before the cache; None: they do not even read it. Only threads ask them.
-        alone: threads and processes with which this host goes on once no other is left.
-        check_every: one sample in so many is made in the order of the pipeline, too, and compared; 0: none.
-        reasons: for each pass, a line that says what it chose and why.
+        cache: where samples are cached; None: every epoch makes them again.
+        num_threads: threads per process that make samples; 0: the caller's thread makes them.
+        num_processes: processes that make samples; 0: only the caller's process.
+        num_ahead: number of samples to prefetch.
+        num_offloaded: number of record operators that input hosts run after reading the record, in the order of the
+            plan, at most up to the cache; None: hosts do not even read records. Only threads can ask hosts, not
+            processes.
+        alone: threads and processes with which this machine continues once no input host is left.
+        check_every: one sample in this many is also made in the order as written, and compared; 0: none.
+        reasons: one line per pass of the optimizer: what it chose and why.
     """
 
     pipeline: Pipeline
@@ -289,18 +291,18 @@ class InputPlan:
     reasons: tuple[str, ...] = ()
 
     def elements(self, level: int) -> tuple[Element, ...]:
-        """Returns the elements of a level in the order in which they run."""
+        """Returns a level's elements in the order in which they run."""
         by_name = {name_of(element): element for element in self.pipeline.levels[level].elements}
         return tuple(by_name[name] for name in self.orders[level])
 
     def without_hosts(self) -> "InputPlan":
-        """Returns the plan for when no other host is left."""
+        """Returns the plan with which this machine continues once no input host is left."""
         num_threads, num_processes = self.alone
         return replace(self, num_offloaded=None, num_threads=num_threads, num_processes=num_processes)
 
     @property
     def num_surveyed(self) -> int:
-        """Elements of records that run once on the whole source before the first sample: to know what stays."""
+        """Number of record operators that the survey runs on the whole source, to find out which records stay."""
         elements = self.elements(0)
         first_random = next((index for index, element in enumerate(elements) if element.is_random), len(elements))
         if self.pipeline.most_skipped or self.num_packed:
@@ -311,11 +313,11 @@ class InputPlan:
 
     @property
     def num_packed(self) -> int:
-        """Positions of a packed row; 0: nothing is packed."""
+        """Number of positions in a packed row; 0 if nothing is packed."""
         groups = (level.group for level in self.pipeline.levels)
         return next((group.length for group in groups if isinstance(group, Pack)), 0)
 
 
 def plain_plan(pipeline: Pipeline) -> InputPlan:
-    """Returns the plan that runs every operator where it is written, for every sample anew."""
+    """Returns the plan without optimization: every operator runs where it is written, without cache or workers."""
     return InputPlan(pipeline, tuple(tuple(map(name_of, level.elements)) for level in pipeline.levels))

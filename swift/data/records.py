@@ -1,7 +1,7 @@
-"""Sources of records by number: in memory, of documents, in JSON lines, also compressed, and in ArrayRecord files.
+"""Sources of records by number: rows in memory, documents, JSON lines (also compressed), and ArrayRecord files.
 
-``RecordSource`` is what a pipeline needs of a source. Files are found by a pattern, locally or in remote storage, and
-read with care: a source tells a file that has changed from the one that it found.
+``RecordSource`` is the interface that a pipeline needs. Files are found by a pattern, locally or in remote storage. A
+source remembers the size and time of each file that it found, and refuses a file that has changed since.
 """
 
 import functools
@@ -33,17 +33,17 @@ from swift.errors import SettingError, first_line
 from swift.files import check_regular, open_regular
 
 _KEPT_PARTS = 4
-"""Parts of files, such as row groups, that stay in memory."""
+"""Number of file parts, such as row groups, that stay in memory."""
 _ZSTD_PIECE = 1 << 16
 
 _SCANNED = 1 << 24
 _BLANK_BEGINS = list(b" \t\r" + BOM_UTF8[:1])
-"""First bytes of a line that may be of white space alone."""
+"""First bytes that a line of white space may have; all other lines need no closer look."""
 
 
 @runtime_checkable
 class RecordSource(Protocol):
-    """Records by number, the same on every machine; threads may share one, and another process gets it as a pickle."""
+    """A source of records by number, the same on every machine; it must be thread-safe and picklable."""
 
     def __len__(self) -> int:
         """Returns the number of records."""
@@ -54,15 +54,15 @@ class RecordSource(Protocol):
         ...
 
     def name(self, number: int) -> str:
-        """Returns the name of a record, the same on every machine: its hash decides between training and validation."""
+        """Returns a record's name, the same on every machine: its hash decides between training and validation."""
         ...
 
     def place(self, number: int) -> str:
-        """Returns where a record comes from, for messages: a file and a position in it."""
+        """Returns where a record comes from, for messages: a file and a position in the file."""
         ...
 
     def digest(self) -> str | None:
-        """Returns a digest that differs if a record does; None if there is none, and nothing made of them is kept."""
+        """Returns a digest that changes with any record; None if it has none: then nothing is cached in files."""
         ...
 
 
@@ -88,11 +88,11 @@ class Rows:
         return self._records[number]
 
     def name(self, number: int) -> str:
-        """Returns the number of a record."""
+        """Returns the record's number, as ``record 5``."""
         return self.place(number)
 
     def place(self, number: int) -> str:
-        """Returns the number of a record."""
+        """Returns the record's number, as ``record 5``."""
         return f"record {number}"
 
     def digest(self) -> str | None:
@@ -116,11 +116,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class ChosenRecords:
-    """Some records of a source, in its order.
+    """A subset of a source's records, in the source's order.
 
     Args:
-        source: source.
-        numbers: numbers of the records, ascending.
+        source: source of all records.
+        numbers: numbers of the chosen records, ascending.
     """
 
     source: RecordSource
@@ -141,7 +141,7 @@ class ChosenRecords:
         return self.source.place(self.numbers[number])
 
     def digest(self) -> None:
-        """Returns None: nothing made of them is kept."""
+        """Returns None, so that nothing made from the subset is cached in files."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class RecordFile:
 
     Attributes:
         path: path, or address such as ``gs://bucket/name``.
-        state: its size and time when it was found.
+        state: size and time of the file when it was found.
     """
 
     path: str
@@ -158,14 +158,14 @@ class RecordFile:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is not a file of this machine."""
+        """Whether the file is in remote storage."""
         return "://" in self.path
 
     def content(self) -> bytes:
-        """Reads the file.
+        """Reads the whole file.
 
         Raises:
-            DataError: it cannot be read, or has changed since it was found.
+            DataError: the file cannot be read, or has changed since it was found.
         """
         try:
             if self.is_remote:
@@ -179,7 +179,7 @@ class RecordFile:
         return content
 
     def check(self) -> None:
-        """Raises ChangedFile unless the file is as it was found."""
+        """Raises ChangedFile if the file has changed since it was found, or is gone."""
         try:
             now = state_of(self.path)
         except OSError as error:
@@ -190,7 +190,7 @@ class RecordFile:
 
 
 def state_of(path: str) -> FileState:
-    """Returns the present state of a file; raises OSError if it is gone, or not a regular one."""
+    """Returns the present state of a file; raises OSError if it is gone, or not a regular file."""
     if "://" in path:
         remote_status = epath.Path(path).stat()
         return FileState(int(remote_status.length), int((remote_status.mtime or 0) * 1_000_000_000))
@@ -199,11 +199,11 @@ def state_of(path: str) -> FileState:
 
 
 def _find_files(setting: str, pattern: str) -> tuple[RecordFile, ...]:
-    """Finds the files of a pattern, by name.
+    """Returns the files that match a pattern, sorted by name.
 
     Args:
         setting: name of the setting, for errors.
-        pattern: pattern for ``glob``, or one of a remote directory, such as ``gs://bucket/part-*.jsonl``.
+        pattern: pattern for ``glob``; may be remote, with wildcards in the last part: ``gs://bucket/part-*.jsonl``.
 
     Raises:
         SettingError: no file matches, or one is not a regular file.
@@ -224,19 +224,19 @@ def _find_files(setting: str, pattern: str) -> tuple[RecordFile, ...]:
 
 
 def _uncompressed(file: RecordFile) -> bytes:
-    """Reads a file, and undoes ``.gz`` and ``.zst``; for the latter the extra ``zstd`` is needed.
+    """Reads a file and decompresses ``.gz`` and ``.zst``; ``.zst`` needs the extra ``zstd``.
 
     Raises:
-        DataError: it cannot be read, is damaged, or has changed.
+        DataError: the file cannot be read, is damaged, or has changed.
         SettingError: the extra is not installed.
     """
     content = file.content()
     if not file.path.endswith((".gz", ".zst")):
         return content
-    if not content:  # a compressed file of no records has a head
+    if not content:  # even without records, a compressed file has a header
         raise DataError(f"{file.path} is damaged: it has no bytes")
     try:
-        # Not gzip.decompress: it copies the rest of the file for each member, and bgzip writes them by the thousand.
+        # Not gzip.decompress: it copies the rest of the file for each member, and bgzip writes thousands of members.
         return _zstd(file)(content) if file.path.endswith(".zst") else gzip.GzipFile(fileobj=BytesIO(content)).read()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file.path} is damaged: {error}") from error
@@ -252,7 +252,7 @@ def _zstd(file: RecordFile) -> Callable[[bytes], bytes]:
     def decompress(content: bytes) -> bytes:
         decompressor, frame, decompressed = zstandard.ZstdDecompressor(), None, list[bytes]()
         try:
-            # In small pieces, since what follows a frame is copied.
+            # In small pieces: at the end of each frame, ``unused_data`` copies the rest of its input.
             for begin in range(0, len(content), _ZSTD_PIECE):
                 piece = content[begin : begin + _ZSTD_PIECE]
                 while piece:
@@ -270,10 +270,10 @@ def _zstd(file: RecordFile) -> Callable[[bytes], bytes]:
 
 
 class Parts:
-    """The newest parts of files that were read, such as an uncompressed file; threads may share it.
+    """A thread-safe LRU cache for parts of files, such as row groups or decompressed files.
 
     Args:
-        read: function that reads a part.
+        read: reads a part that is not in the cache.
     """
 
     def __init__(self, read: Callable[[Any], Any]):
@@ -284,7 +284,7 @@ class Parts:
             if part in self._cached:
                 self._cached.move_to_end(part)
                 return self._cached[part]
-        content = self._read(part)
+        content = self._read(part)  # without the lock: two threads may read the same part, but never wait for it
         with self._lock:
             self._cached[part] = content
             while len(self._cached) > _KEPT_PARTS:
@@ -294,7 +294,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class FileRecords(ABC):
-    """Records of the files of a pattern, one file after the other; a base for sources.
+    """Base class of sources that read all files matching a pattern, one file after the other.
 
     Args:
         pattern: pattern of the files, see ``_find_files``.
@@ -304,7 +304,7 @@ class FileRecords(ABC):
 
     @functools.cached_property
     def files(self) -> tuple[RecordFile, ...]:
-        """The files, by name."""
+        """The files, sorted by name."""
         return _find_files(f"{type(self).__name__}.pattern", self.pattern)
 
     @functools.cached_property
@@ -324,7 +324,7 @@ class FileRecords(ABC):
         return self._record(*self._located(number))
 
     def name(self, number: int) -> str:
-        """Returns the path below the directory that all files share, and the number of a record, from 1."""
+        """Returns the path below the files' common directory, and the record's number in the file, from 1."""
         file, inside = self._located(number)
         return f"{self.files[file].path.removeprefix(self._root)}:{inside + 1}"
 
@@ -333,12 +333,12 @@ class FileRecords(ABC):
         return os.path.commonpath([os.path.dirname(file.path) for file in self.files]) + "/"
 
     def place(self, number: int) -> str:
-        """Returns the file and the number of a record in it, from 1."""
+        """Returns the path of the file, and the record's number in the file, from 1."""
         file, inside = self._located(number)
         return f"{self.files[file].path}:{inside + 1}"
 
     def digest(self) -> str | None:
-        """Returns a digest of names, sizes and times of the files."""
+        """Returns a digest of the files' names, sizes and times, and of the settings."""
         lines = [type(self).__name__]
         lines += [f"{file.path!r} {file.state.num_bytes} {file.state.mtime_ns}" for file in self.files]
         settings = [getattr(self, f.name) for f in fields(self) if f.name != "pattern"]
@@ -349,14 +349,14 @@ class FileRecords(ABC):
         return file, number - (self._ends[file - 1] if file else 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the settings, and what was found of the files: another process opens them itself."""
+        """Returns the settings, the files' states and their record counts; another process opens the files itself."""
         cached = {name: self.__dict__[name] for name in ("files", "_ends") if name in self.__dict__}
         return {f.name: getattr(self, f.name) for f in fields(self)} | cached
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of a source of texts, such as ``TextFiles``, with the fields ``name`` and ``text``.
+    """The documents of a text source such as ``TextFiles``, as records with the fields ``name`` and ``text``.
 
     Args:
         source: source of the texts.
@@ -370,7 +370,7 @@ class Documents:
 
     @functools.cached_property
     def _files(self) -> Mapping[str, RecordFile]:
-        """The files as they were found, by path; one that cannot be found is reported when it is read."""
+        """The documents' files by path, with their states; a missing file is reported when its document is read."""
         files = dict[str, RecordFile]()
         for document in self._listed:
             if document.path is not None:
@@ -385,7 +385,7 @@ class Documents:
         """Reads a document.
 
         Raises:
-            ChangedFile: its file has changed since it was found.
+            ChangedFile: the document's file has changed since it was found.
         """
         document = self._listed[number]
         file = None if document.path is None else self._files.get(document.path)
@@ -399,11 +399,11 @@ class Documents:
         return self._listed[number].name
 
     def place(self, number: int) -> str:
-        """Returns the path of a document; its name where it has none."""
+        """Returns the path of a document, or its name if it has no path."""
         return self._listed[number].path or self._listed[number].name
 
     def digest(self) -> str | None:
-        """Returns a digest of names, sizes and times of the files; None if a document is in no file."""
+        """Returns a digest of the files' names, sizes and times; None if a document is in no file."""
         lines = list[str]()
         for document in self._listed:
             file = None if document.path is None else self._files.get(document.path)
@@ -414,21 +414,21 @@ class Documents:
         return sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the source, and the files as they were found: another process lists them itself."""
+        """Returns the source and the files' states: another process lists the documents, but compares with these."""
         cached = {"_files": self._files} if "_files" in self.__dict__ else {}
         return {f.name: getattr(self, f.name) for f in fields(self)} | cached
 
 
 @dataclass(frozen=True)
 class JsonLines(FileRecords):
-    """Files with a JSON object in each line, whose names are the fields; ``.gz`` and ``.zst`` are uncompressed.
+    """JSON lines: each line is an object, and its members are the fields; ``.gz`` and ``.zst`` are decompressed.
 
-    A file that is not compressed is read by position; a compressed one is kept in memory while its records are read, so
-    these are best kept (see ``Resources``) before they are shuffled. Lines of white space are not records, and a
-    byte-order mark is left out.
+    Records of an uncompressed local file are read by position. A compressed or remote file is held in memory while its
+    records are read, so cache such records (see ``Resources``) before shuffling them. Lines of white space are not
+    records, and a byte-order mark is left out.
 
     Args:
-        pattern: pattern of the files, such as ``corpus/*.jsonl.gz``; or of a remote directory.
+        pattern: pattern of the files, such as ``corpus/*.jsonl.gz``; may be remote.
     """
 
     def _num_records(self, file: int) -> int:
@@ -439,7 +439,7 @@ class JsonLines(FileRecords):
         line = self._parts[file][begin:end] if self._is_whole(file) else self._read(file, int(begin), int(end))
         try:
             record = json.loads(line.decode("utf-8").removeprefix("\ufeff"))
-        except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
+        except (ValueError, RecursionError) as error:  # ValueError covers bytes that are not UTF-8, too
             raise DataError(f"{record_file.path}: record {number + 1} is not JSON: {first_line(error)}") from error
         if not isinstance(record, dict):
             raise DataError(f"{record_file.path}: record {number + 1} is not a JSON object")
@@ -451,7 +451,7 @@ class JsonLines(FileRecords):
 
     @functools.cached_property
     def _lines(self) -> list[np.ndarray]:
-        """Start and end of each line that is not of white space, int64[num, 2] for each file."""
+        """Start and end of each line that is not only white space, int64[num, 2] for each file."""
         return [self._scanned(file) for file in range(len(self.files))]
 
     def _scanned(self, file: int) -> np.ndarray:
@@ -486,17 +486,19 @@ class JsonLines(FileRecords):
 
 
 class _Owner:
-    """Owns descriptors: they are closed with it."""
+    """Owner of file descriptors, which are closed once it is garbage."""
 
 
 def _lines_of(read: Callable[[int, int], bytes], size: int, piece_bytes: int = _SCANNED) -> np.ndarray:
-    """Returns start and end of the lines, int64[num, 2], but for lines of white space.
+    """Returns start and end of all lines that are not only white space, int64[num, 2].
 
     Args:
-        read: function that returns the bytes from one place to another.
-        size: number of bytes.
-        piece_bytes: bytes that are read at once.
+        read: returns the bytes between two positions.
+        size: size of the file in bytes.
+        piece_bytes: number of bytes to read at once, which bounds the memory.
     """
+    # ``starts`` are line starts that no piece has covered yet; ``undecided`` are suspected blank lines whose end is in
+    # a later piece. Only lines that begin with white space or a byte-order mark are looked at in Python.
     starts, breaks, begun = np.zeros(1, np.int64), list[np.ndarray](), list[np.ndarray]()
     blank, undecided = list[int](), list[int]()
     for begin in range(0, size, piece_bytes):
@@ -518,7 +520,7 @@ def _lines_of(read: Callable[[int, int], bytes], size: int, piece_bytes: int = _
         return np.zeros((0, 2), np.int64)
     begins_L = np.concatenate(begun)
     ends_L = np.append(np.concatenate(breaks), size)[: len(begins_L)]
-    for place in np.searchsorted(begins_L, undecided).tolist():  # they end in a later piece
+    for place in np.searchsorted(begins_L, undecided).tolist():
         if _is_blank(read(int(begins_L[place]), int(ends_L[place]))):
             blank.append(int(begins_L[place]))
     is_line_L = (ends_L > begins_L) & ~np.isin(begins_L, blank)
@@ -526,13 +528,13 @@ def _lines_of(read: Callable[[int, int], bytes], size: int, piece_bytes: int = _
 
 
 def _is_blank(line: bytes) -> bool:
-    """Whether a line is of white space alone, after a byte-order mark or without one."""
+    """Whether a line is only white space, with or without a byte-order mark before it."""
     return not line.removeprefix(BOM_UTF8).strip()
 
 
 @dataclass(frozen=True)
 class ArrayRecords(FileRecords):
-    """ArrayRecord files, which Grain reads; each record is the field ``record``, bytes.
+    """ArrayRecord files, read by Grain; a record has one field, ``record``: its bytes.
 
     Args:
         pattern: pattern of the files, such as ``corpus/*.array_record``.
@@ -546,7 +548,7 @@ class ArrayRecords(FileRecords):
         record_file.check()
         try:
             return {"record": self._sources[file][number]}
-        except Exception as error:  # the library raises many kinds
+        except Exception as error:  # the library raises many types
             raise DataError(f"{record_file.path}: record {number + 1} cannot be read: {first_line(error)}") from error
 
     @functools.cached_property
@@ -557,6 +559,6 @@ class ArrayRecords(FileRecords):
         try:
             source = grain.sources.ArrayRecordDataSource([path])
             len(source)
-        except Exception as error:  # the library raises many kinds
+        except Exception as error:  # the library raises many types
             raise DataError(f"{path} is not an ArrayRecord file: {first_line(error)}") from error
         return source

@@ -1,7 +1,7 @@
-"""Records that other hosts begin: the request, the answer, and what happens where no host answers.
+"""Offloading of records to input hosts: requests, answers, and the fallback to this machine.
 
-A host has the pipeline itself, from the same configuration, so that a request names operators and never holds a
-program; the answer is a sample, see ``encoded``. Whatever a host does not or cannot answer is made here.
+A host has the same pipeline from its own copy of the configuration, so a request only names operators and never
+contains code. The answer is a sample, see ``encoded``. Whatever a host does not or cannot answer is made locally.
 """
 
 import json
@@ -23,34 +23,34 @@ _DIGEST_BYTES, _MOST_ECHOED = 16, 1 << 26
 
 
 class InputHosts(Protocol):
-    """Other hosts with the pipeline of this one; threads may share them."""
+    """The connected input hosts, which have the same pipeline as this machine; must be thread-safe."""
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that make samples there; 0 once all are lost."""
+        """Number of host processes that make samples; 0 once all are lost."""
         ...
 
     def ask(self, request: bytes) -> tuple[str, bytes] | None:
-        """Returns the name of a host and its answer; None: none is free, or the one that was asked is lost."""
+        """Sends a request and returns the host's name and answer; None if no host is free, or the host was lost."""
         ...
 
     def tell(self, host: str, line: str) -> None:
-        """Tells the user about a host that could not answer, not for every request again."""
+        """Tells the user that a host could not answer, but not again for every request."""
         ...
 
 
 ConnectHosts = Callable[[Pipeline, Callable[[str], None]], AbstractContextManager[InputHosts]]
-"""Connects to other hosts for a block, by the pipeline that they need, too, and a function that shows a line."""
+"""Connects to input hosts for a ``with`` block; takes the pipeline, and a function that shows the user a line."""
 
 
 @dataclass(frozen=True)
 class RecordRequest:
-    """A request for a record that has passed the first operators of a plan.
+    """A request to read a record and run the first operators of a plan on it.
 
     Attributes:
         number: number of the record.
-        end: number of operators.
-        epoch: the seed, and the epoch; None: a survey asks, for which filters choose and digests are made.
+        end: number of operators to run.
+        epoch: seed and epoch; None: the request is from a survey, so filters apply and digests are computed.
     """
 
     number: int
@@ -60,12 +60,12 @@ class RecordRequest:
 
 @dataclass(frozen=True)
 class RecordAnswer:
-    """An answer to a request.
+    """A host's answer to a request.
 
     Attributes:
-        begun: the record; None: the host could not make it.
-        took_s: seconds that this took the host.
-        reason: reason why it could not.
+        begun: the record after its first operators; None: the host could not make it.
+        took_s: seconds that the host took.
+        reason: why the host could not make it.
     """
 
     begun: PartialSample | None
@@ -74,12 +74,12 @@ class RecordAnswer:
 
 
 def make_request(plan: InputPlan, request: RecordRequest) -> bytes:
-    """Returns a request as bytes."""
+    """Serializes a request, with the plan's order of operators."""
     return json.dumps(asdict(request) | {"order": plan.orders[0]}).encode()
 
 
 def handle_request(pipeline: Pipeline, content: bytes) -> bytes:
-    """Answers a request, as a host that has the same pipeline; whatever goes wrong is an answer, too."""
+    """Answers a request on a host with the same pipeline; never raises, since an error is an answer, too."""
     begun_s = time.perf_counter()
     try:
         fields = json.loads(content)
@@ -93,7 +93,7 @@ def handle_request(pipeline: Pipeline, content: bytes) -> bytes:
         return _answer(run_locally(plan, RecordRequest(**fields)), time.perf_counter() - begun_s)
     except Unencodable as error:
         return error_response(f"it cannot be sent: {error}")
-    except Exception as error:  # of the source, which this host may not see as the other does
+    except Exception as error:  # the source's files may be readable on the client but not on this host
         return error_response(error_line(error))
 
 
@@ -103,7 +103,7 @@ def error_response(reason: str) -> bytes:
 
 
 def run_locally(plan: InputPlan, request: RecordRequest) -> PartialSample:
-    """Makes what a request asks for."""
+    """Reads the requested record and runs its first operators in this process."""
     number, epoch = request.number, request.epoch
     begun = PartialSample(0, plan.pipeline.source[number])
     draw = draws(*(epoch or (0, 0)), number)
@@ -120,10 +120,10 @@ def _answer(begun: PartialSample, elapsed_s: float) -> bytes:
 
 
 def read_answer(content: bytes) -> RecordAnswer:
-    """Reads an answer.
+    """Parses an answer.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are no answer.
     """
     try:
         fields = decoded(content)
@@ -134,17 +134,17 @@ def read_answer(content: bytes) -> RecordAnswer:
         sample = decoded(fields["sample"]) if "sample" in fields else None
         named = tuple(zip(map(str, fields["names"]), parts, strict=True))
         return RecordAnswer(PartialSample(int(fields["num_done"]), sample, named), float(fields["took_s"]))
-    except Exception as error:  # whatever bytes may cause
+    except Exception as error:  # arbitrary bytes may cause any error
         raise ValueError(f"the answer is none: {error_line(error)}") from error
 
 
 def fetch_remote_records(hosts: InputHosts, plan: InputPlan, request: RecordRequest) -> PartialSample | None:
-    """Asks other hosts to begin a record; None: it has to be made here.
+    """Lets an input host run the first operators on a record; returns None if this machine has to do it.
 
-    One record in ``InputPlan.check_every`` is made here, too, and compared.
+    One record in ``InputPlan.check_every`` is also made locally and compared.
 
     Raises:
-        UntrueOperator: the host makes something else of it.
+        MisdeclaredOperator: the host's sample differs from the local one.
     """
     reply = hosts.ask(make_request(plan, request))
     if reply is None:

@@ -1,8 +1,9 @@
-"""Records on their way through the first operators, and their samples compared with those of the plain order.
+"""Applying operators to a record step by step, and checks of samples against the order as written.
 
-Wherever the first operators run, the rest of the way is the same (``apply_operators``). Where samples differ, the
-operator that is to blame is found. It can be untrue in two ways: ``depends_on`` leaves out what it needs, or it is not
-a function of its sample, as where it counts its calls, or writes into an array that it was given.
+The first operators may run in another process or on another host; ``apply_operators`` continues from wherever they
+stopped. If a sample differs from the order as written, the operator to blame is found. There are two causes:
+``depends_on`` lacks an operator, or an operator is not a function of its sample: it counts its calls, say, or writes
+into an array that it was given.
 """
 
 import hashlib
@@ -21,10 +22,10 @@ class PartialSample:
     """A record after the first operators.
 
     Attributes:
-        num_done: operators that it has passed.
-        sample: what they have made of it; None: it is left out, or one of them raised.
-        digests: for each ``DropDuplicates`` that it has reached, its name and the digest of the field.
-        error: why an operator raised, and which; None: none did.
+        num_done: number of operators that have run.
+        sample: the sample so far; None: it was dropped, or an operator raised.
+        digests: for each ``DropDuplicates`` that the record has reached, the operator's name and the field's digest.
+        error: which operator raised and why; None: none did.
     """
 
     num_done: int
@@ -39,11 +40,12 @@ def apply_operators(
     """Applies the next operators to a record.
 
     Args:
-        plan: plan of the pipeline that has these operators.
+        plan: plan of the operators' pipeline.
         begun: the record so far.
-        elements: operators, in their order.
+        elements: operators to run, in order.
         draw: random numbers of the record.
-        chooses: whether filters leave it out, and digests are made; in an epoch it is known that it stays.
+        chooses: whether to run filters and compute digests, as a survey does. An epoch does not: it reads only records
+            that are known to stay.
     """
     sample, digests = begun.sample, list(begun.digests)
     num_done = begun.num_done + len(elements)
@@ -66,7 +68,6 @@ def apply_operators(
 
 
 def _digest_of(name: str, sample: Any, field: str) -> bytes:
-    """Returns the digest of a field."""
     try:
         return hashlib.blake2b(field_bytes(sample[field]), digest_size=16).digest()
     except Unencodable as error:
@@ -74,11 +75,11 @@ def _digest_of(name: str, sample: Any, field: str) -> bytes:
 
 
 class MisdeclaredOperator(DataError):
-    """An operator whose samples depend on more than it says."""
+    """An operator's samples depend on more than it declares."""
 
 
 def outcome(plan: InputPlan, elements: Sequence[Element], number: int, draw: Draw) -> Any:
-    """Makes a record's sample by operators in an order; None if it is left out, or an operator raises."""
+    """Runs operators on a record in the given order; returns the sample, None if it is dropped, or the error."""
     sample: Any = plan.pipeline.source[number]
     try:
         for element in elements:
@@ -89,9 +90,10 @@ def outcome(plan: InputPlan, elements: Sequence[Element], number: int, draw: Dra
 
 
 def is_same(sample: Any, other: Any) -> bool:
-    """Whether two samples are equal bit for bit; an error is not a sample, and equal to any.
+    """Whether two samples are equal bit for bit; an error counts as equal to anything.
 
-    Out of its place an operator may raise on what it would not have seen: such a record is made in the written order.
+    A moved operator may raise on a sample that an earlier operator would have dropped or changed. Such a record is made
+    again in the order as written, so the error proves nothing.
     """
     if isinstance(sample, OperatorError) or isinstance(other, OperatorError):
         return True
@@ -110,16 +112,16 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 def check_record(plan: InputPlan, number: int, draw: Draw, sample: Any) -> None:
-    """Compares the sample of a record with that of the plain order.
+    """Compares a record's sample with the sample that the order as written makes.
 
     Args:
         plan: plan that made the sample.
         number: number of the record.
         draw: random numbers of the sample.
-        sample: the sample; None if the plan leaves the record out.
+        sample: the sample; None if the plan drops the record.
 
     Raises:
-        UntrueOperator: they differ; the message names the operator.
+        MisdeclaredOperator: the samples differ; the message names the operator to blame.
     """
     written, planned = plan.pipeline.levels[0].elements, plan.elements(0)
     if is_same(outcome(plan, written, number, draw), sample):
@@ -133,6 +135,8 @@ def _blamed(plan: InputPlan, written: Sequence[Element], planned: Sequence[Eleme
         first, second = (outcome(plan, written[:end], number, draw) for _ in range(2))
         if not is_same(first, second):
             return f"operator {name_of(written[end - 1])} gives another sample when it is called again"
+    # Turn the written order into the planned one by swaps of neighbours: the first swap that changes the sample names
+    # the two operators that do not commute.
     order, before = list(written), outcome(plan, written, number, draw)
     for target, element in enumerate(planned):
         for place in range(order.index(element), target, -1):

@@ -1,13 +1,13 @@
-"""Samples that are kept, in memory or in files, and surveys found again by another run.
+"""Caches of samples in memory or files, and surveys that later runs can reuse.
 
-A directory of surveys has one subdirectory for each, named by a digest of all that decides what the survey finds: of
-the source, and of the operators' settings, their code and what it refers to. Its files:
+The cache directory has one subdirectory for each survey, named by a digest of everything that decides its result: the
+source, and the operators' settings, their code and the values that the code refers to. Its files:
 
 - ``samples``: encoded samples, one after the other
-- ``index``: int64[2, num + 1], where each begins, and a CRC-32 of it (0 in the last place)
-- ``numbers``: int64, numbers of the records that stay; missing: all of them
-- ``lengths``: int64, tokens of each; missing: nothing is packed
-- ``survey.json``: what the files are; written last
+- ``index``: int64[2, num + 1], where each sample begins, and its CRC-32 (0 in the last place)
+- ``numbers``: int64, numbers of the records that stay; missing if all stay
+- ``lengths``: int64, number of tokens of each record that stays; missing if nothing is packed
+- ``survey.json``: version, counts, checksums and skipped records; written last
 """
 
 import dataclasses
@@ -41,18 +41,18 @@ _DIGEST_VERSION = 2
 _SURVEY_VERSION = 1
 _HEAD = "survey.json"
 _PROBE_BYTES = 1 << 16
-"""Bytes that a directory must have room for: a full one takes empty files."""
+"""Size in bytes of the file that tests for free space; a full disk would still accept an empty file."""
 
 
 class NoDigest(ValueError):
-    """A value of which it cannot be said whether another is the same; the message says which."""
+    """A value has no digest, since nothing tells it from another value; the message says which."""
 
 
 def survey_digest(plan: InputPlan) -> str:
-    """Returns a digest of all that decides what a survey of a plan finds and keeps.
+    """Returns a digest of everything that decides a plan's survey and the samples that it caches.
 
     Raises:
-        NoDigest: the source, or an operator, cannot be told from another.
+        NoDigest: the source or an operator has no digest.
     """
     source = plan.pipeline.source.digest()
     if source is None:
@@ -71,10 +71,10 @@ def survey_digest(plan: InputPlan) -> str:
 
 
 def pipeline_facts(pipeline: Pipeline) -> dict[str, str]:
-    """Returns what two machines have to have in common that make samples of a pipeline, each by its name.
+    """Returns the facts, by name, in which two machines must agree to make the same samples.
 
     Raises:
-        NoDigest: the source, or an operator, cannot be told from another.
+        NoDigest: the source or an operator has no digest.
     """
     source = pipeline.source.digest()
     if source is None:
@@ -88,18 +88,18 @@ def pipeline_facts(pipeline: Pipeline) -> dict[str, str]:
 
 
 def value_digest(value: Any) -> str:
-    """Returns a digest of a setting or a function, with the functions and constants of its module that it refers to.
+    """Digests a setting, or a function with the functions and constants of its module that it refers to.
 
-    Code of other modules counts by name only: a change there needs another cache directory, or an empty one.
+    Code of other modules counts by name only: after a change there, use another or an empty cache directory.
 
     Raises:
-        NoDigest: it is, or refers to, an object that cannot be told from another.
+        NoDigest: the value is, or refers to, an object without a digest.
     """
     return hashlib.sha256(repr(_describe(value, {})).encode()).hexdigest()
 
 
 def _describe(value: Any, seen: dict[int, int]) -> Any:
-    """Describes a value by plain ones; one that refers to itself is replaced by a number."""
+    """Describes a value by nested tuples of plain values; ``seen`` numbers the objects, so that cycles end."""
     if value is None or isinstance(value, str | bytes | int | float | complex | type(...)):
         return type(value).__name__, value
     if id(value) in seen:
@@ -145,7 +145,7 @@ def _code(value: Any, seen: dict[int, int]) -> Any:
     if isinstance(value, type):
         try:
             return "class", value.__module__, value.__qualname__, inspect.getsource(value)
-        except (OSError, TypeError):  # of C, or typed in
+        except (OSError, TypeError):  # written in C, or typed into an interpreter: no source
             return ("class", value.__module__, value.__qualname__) if value.__module__ != "__main__" else None
     if hasattr(value, "pattern") and hasattr(value, "flags"):  # a compiled regular expression
         return "pattern", value.pattern, int(value.flags)
@@ -162,7 +162,7 @@ def _function(function: types.FunctionType, seen: dict[int, int]) -> Any:
 
 
 def _referred(function: types.FunctionType, seen: dict[int, int]) -> Sequence[Any]:
-    """Describes the globals that a function names; of another module's functions only the name."""
+    """Describes the globals that a function refers to; functions of other modules by name only."""
     entries = list[Any]()
     for name in sorted(_names(function.__code__) & set(function.__globals__)):
         value = function.__globals__[name]
@@ -184,7 +184,7 @@ def _bytecode(code: types.CodeType) -> Any:
 
 
 def _constant(value: Any) -> Any:
-    """Describes a constant of a function's code, in the same way in each process: a set has an order of its own."""
+    """Describes a constant of a code object. Frozensets are sorted, since their order differs between processes."""
     if isinstance(value, types.CodeType):
         return _bytecode(value)
     if isinstance(value, tuple):
@@ -193,7 +193,7 @@ def _constant(value: Any) -> Any:
 
 
 class _InMemory:
-    """Samples in memory."""
+    """A cache of samples in memory."""
 
     form = staticmethod(checked_copy)
 
@@ -212,7 +212,7 @@ class _InMemory:
 
 
 class _Files:
-    """Samples written to files."""
+    """A cache of samples in files, while it is being written."""
 
     form = staticmethod(encoded)
 
@@ -234,7 +234,7 @@ class _Files:
 
 
 class _SampleCache:
-    """Samples in files, each checked when it is read; another process gets the directory.
+    """A cache of samples in files; each sample's CRC-32 is checked when it is read. Pickled as its directory.
 
     Args:
         directory: directory of the files.
@@ -286,17 +286,17 @@ def find_survey(
     progress: Callable[[int, int], None] | None = None,
     hosts: InputHosts | None = None,
 ) -> Survey:
-    """Finds what an earlier survey has found; surveys the source if there is none.
+    """Reads the stored survey of a plan; surveys the source, and stores the result, if there is none.
 
     Args:
         plan: plan of a pipeline.
-        directory: directory of surveys; None: nothing outlives the process, and what is kept is kept in memory.
-        report: called with a line on what cannot be kept.
+        directory: directory of surveys; None: nothing is stored, and samples are cached in memory.
+        report: called with a line if the survey cannot be stored.
         progress: see ``survey``.
         hosts: see ``survey``.
 
     Raises:
-        SettingError: the directory cannot be written, or is full. Nothing half-written stays.
+        SettingError: the directory cannot be written, or is full. Unfinished files are removed.
         DataError: see ``survey``.
     """
     is_trivial = not plan.num_surveyed and plan.cache is None and not plan.num_packed
@@ -320,7 +320,7 @@ def find_survey(
 
 
 def _read_survey(path: Path, plan: InputPlan) -> Survey | None:
-    """Reads a survey; None if there is none, or it is damaged."""
+    """Reads a stored survey; returns None if it is missing or damaged."""
     try:
         head = json.loads((path / _HEAD).read_text())
         if head["version"] != _SURVEY_VERSION:
@@ -340,12 +340,12 @@ def _read_survey(path: Path, plan: InputPlan) -> Survey | None:
 
 
 def check_writable(directory: Path) -> None:
-    """Refuses a directory of surveys in which no file can be written; leaves nothing behind.
+    """Checks that files can be written in a directory, with a temporary file.
 
-    Where it does not exist, the nearest directory above it is examined.
+    If the directory does not exist, its nearest existing parent is checked.
 
     Raises:
-        SettingError: it is no directory, forbidden or full.
+        SettingError: the path is no directory, writing is forbidden, or the disk is full.
     """
     try:
         nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
@@ -367,7 +367,7 @@ def _write_survey(
     check_writable(path.parent)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _remove(path)  # damaged, or it would have been found
+        _remove(path)  # it must be damaged: an intact survey would have been read
         with new_directory(path) as temporary, (temporary / "samples").open("wb") as file:
             files = None if plan.cache is None else _Files(temporary, file)
             new_survey = survey(plan, files, progress, hosts)
@@ -381,7 +381,7 @@ def _write_survey(
                 if array is not None:
                     array.tofile(temporary / name)
             replace_file(temporary / _HEAD, json.dumps(head).encode())
-    except OSError as error:  # unless another process has written the same meanwhile
+    except OSError as error:  # no error if another process has stored the same survey meanwhile
         if _read_survey(path, plan) is None:
             raise _unwritable(path.parent, error) from error
 

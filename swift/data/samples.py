@@ -1,4 +1,4 @@
-"""Samples of a plan by number: each a function of the plan's pipeline, the seed and the number alone."""
+"""Random access to the samples of a pipeline: a sample depends on the pipeline, the seed and its number alone."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -32,7 +32,7 @@ _KEPT_DOCUMENTS = 16
 
 
 class _Reader(Protocol):
-    """Samples of one level: their number in an epoch, and each with its identity."""
+    """A reader of one level's samples: their number per epoch, and each sample with its number in the source."""
 
     size: int
 
@@ -40,17 +40,17 @@ class _Reader(Protocol):
 
 
 class Samples:
-    """The samples of a plan by number, without end: a source that Grain can read, and pickle for its processes.
+    """The endless samples of a plan, by number; Grain can read this as a source and pickle it for its processes.
 
     Args:
         plan: plan of a pipeline.
         seed: seed of shuffles and random operators.
-        findings: what a survey of the source has found, of this plan's pipeline; made here unless given.
-        hosts: other hosts, which begin the records if the plan says so; another process gets none of them.
+        findings: survey of the source for this plan; None: the source is surveyed here.
+        hosts: input hosts that run the plan's offloaded operators; a pickled copy has none.
 
     Raises:
-        SettingError: the source has no records, none of them stay, or they have too few tokens for a row.
-        DataError: an operator raises on a record, which the message names.
+        SettingError: the source has no records, no record stays, or they have too few tokens for a row.
+        DataError: an operator raises on a record; the message names the record.
     """
 
     def __init__(self, plan: InputPlan, seed: int, findings: Survey | None = None, hosts: InputHosts | None = None):
@@ -61,12 +61,12 @@ class Samples:
 
     @property
     def num_per_epoch(self) -> int | None:
-        """Number of samples in an epoch; None if these are batches, of which one may be of two epochs."""
+        """Number of samples per epoch; None for batches, since a batch may span two epochs."""
         return None if self._reader.size == _ENDLESS else self._reader.size
 
     @property
     def found(self) -> Survey:
-        """Findings of the survey of the source."""
+        """The survey of the source."""
         return self._survey
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class Samples:
 
 
 class _Records:
-    """Records that stay, in the order of an epoch, through the operators that the cache has not behind it."""
+    """The records that stay, in the order of each epoch, after the operators that come behind the cache."""
 
     def __init__(self, plan: InputPlan, findings: Survey, seed: int, hosts: InputHosts | None):
         self._plan, self._source, self._survey, self._seed = plan, plan.pipeline.source, findings, seed
@@ -125,7 +125,7 @@ class _Records:
         number, draw = self._survey.number(position), draws(self._seed, epoch, self._survey.number(position))
         try:
             sample = self._make(position, number, epoch, draw)
-        except OperatorError:  # out of its place an operator may see what it would not have seen
+        except OperatorError:  # a moved operator may see samples that it would not see in the order as written
             sample = outcome(self._plan, self._written, number, draw)
             if isinstance(sample, OperatorError):
                 raise DataError(f"{self._source.place(number)}: {sample}") from sample
@@ -147,14 +147,14 @@ class _Records:
 
 
 class _Rows:
-    """Rows of packed tokens."""
+    """Rows of packed tokens: row r starts at the epoch's token r * T, and overlaps the next row by one token."""
 
     def __init__(self, plan: InputPlan, level: int, pack: Pack, records: _Records, seed: int):
         lengths = records._survey.lengths
         assert lengths is not None
         self._records, self._lengths, self._length, self._seed = records, lengths, pack.length, seed
         num_tokens = int(lengths.sum())
-        self.size = max(0, -(-(num_tokens - 1) // pack.length))  # every token but the first is a label once
+        self.size = max(0, -(-(num_tokens - 1) // pack.length))  # every token but the first is a label exactly once
         if num_tokens < 2:
             raise SettingError("Pipeline.source", records._source, f"holds {num_tokens} tokens: too few for a row")
         self._is_shuffled = plan.pipeline.levels[0].is_shuffled
@@ -172,6 +172,7 @@ class _Rows:
 
     def _row(self, epoch: int, row: int) -> dict[str, np.ndarray]:
         tokens, segments = np.zeros((2, self._length + 1), np.int32)
+        # Without shuffling, all epochs have the same ends.
         ends, start, filled, segment = self._ends(epoch if self._is_shuffled else 0), row * self._length, 0, 0
         place = int(np.searchsorted(ends, start, side="right"))
         while filled <= self._length and place < len(ends):
@@ -184,7 +185,7 @@ class _Rows:
         return {"tokens": tokens, "segments": segments}
 
     def _ends_in(self, epoch: int) -> np.ndarray:
-        """Returns the ends of the documents in the order of an epoch, int64[num_documents]."""
+        """Returns where each document ends in the tokens of an epoch, int64[num_documents]."""
         size = self._records.size
         places = [self._records.place_of(epoch * size + place) for place in range(size)] if self._is_shuffled else None
         return np.cumsum(self._lengths if places is None else self._lengths[places])
@@ -194,7 +195,7 @@ class _Rows:
 
 
 class _Batches:
-    """Stacked samples of the level before."""
+    """Batches: stacked samples of the previous level."""
 
     def __init__(self, plan: InputPlan, level: int, stack: Stack, samples: _Reader, seed: int):
         self._samples, self._num, self._seed, self.size = samples, stack.size, seed, _ENDLESS
@@ -208,20 +209,21 @@ class _Batches:
             shapes = sorted({str({name: np.shape(value) for name, value in sample.items()}) for sample in samples})
             raise DataError(f"operator {self._name}: samples of a batch differ: {' and '.join(shapes[:2])}") from error
         try:
+            # Epoch 0 for all batches: their numbers are not counted by epoch.
             return index, self._apply(stacked, draws(self._seed, 0, index))
         except OperatorError as error:
             raise DataError(f"batch {index}: {error}") from error
 
 
 def _order(plan: InputPlan, level: int, size: int, seed: int) -> Any:
-    """Returns the function from the number of a sample, through all epochs, to its place without shuffling."""
+    """Returns a function from a sample's number, counted over all epochs, to its place in the unshuffled order."""
     if not plan.pipeline.levels[level].is_shuffled:
         return lambda index: index % size
-    spread = int(np.random.SeedSequence((seed, level)).generate_state(1)[0])  # Grain adds the epoch to it
+    spread = int(np.random.SeedSequence((seed, level)).generate_state(1)[0])  # Grain adds the epoch to the seed
     return grain.MapDataset.range(size).shuffle(seed=spread).__getitem__
 
 
 def _elements(plan: InputPlan, level: int, num_done: int = 0) -> Apply:
-    """Returns the function of the operators of a level that change a sample, after the first ``num_done``."""
+    """Composes a level's operators after the first ``num_done``; filters are left out, as the survey has run them."""
     operators = [e for e in plan.elements(level)[num_done:] if not isinstance(e, Filter | DropDuplicates)]
     return chained([plan.pipeline.applied(operator) for operator in operators])

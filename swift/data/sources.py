@@ -1,10 +1,10 @@
-"""Sources of documents: texts in memory, in files or of the standard library, streams, and files of tokens.
+"""Sources of documents: texts in memory, in files or from the standard library, streams, and token files.
 
-Files are opened with care: regular files only, read by position, since a file that shrinks under a memory map ends the
-process with a signal, while a read by position raises an error. A document has a domain, and the runs of documents of
-one domain are noted in the order of the stream of tokens.
+Only regular files are opened, and token files are read by position: a file that shrinks under a memory map kills the
+process by SIGBUS, while a read by position raises an error. Every document has a domain; ``DomainRuns`` lists the
+runs of consecutive documents of one domain in a token stream.
 
-Shapes: R runs of documents of one domain that follow each other, D domains.
+Shapes: R runs of consecutive documents of one domain, D domains.
 """
 
 import functools
@@ -29,10 +29,10 @@ from swift.files import check_regular, open_regular, read_regular
 _SAMPLE_PIECES = 64
 _SAMPLE_BYTES = 16384
 _MOST_BYTES = 1 << 30
-"""Bytes of one system call; Linux reads at most 2 GB."""
+"""Bytes to read in one system call; Linux reads at most 2 GB."""
 
 BLOCK_TOKENS = 16384
-"""Tokens of a document in a token file that does not mark the ends of its documents."""
+"""Number of tokens that count as a document in a token file without ``end_of_document``."""
 
 _SCAN_TOKENS, _SCAN_BLOCKS = 1 << 22, 1 << 16
 _LEAST_LOW_HALVES = 64
@@ -53,7 +53,7 @@ _CONTAINERS = {
     (20240520).to_bytes(4, "little"): "of llm.c, with a header of 1,024 bytes",
     (20240801).to_bytes(4, "little"): "of llm.c, with a header of 1,024 bytes",
 }
-"""First bytes of files that people take for tokens, and what these are."""
+"""First bytes of files that are easily mistaken for token files, and what the files are."""
 _PLAIN = re.compile(r"^(?:\[\[\]|[^*?[])*")
 """The part of a pattern before its first wildcard."""
 _IS_TEXT = np.isin(np.arange(256), [*b"\t\n\r", *range(32, 127)])
@@ -61,28 +61,28 @@ _LEAST_TEXT, _LEAST_LETTERS = 256, 12
 
 
 Text = str | np.ndarray
-"""A document: a text, or its tokens, whole numbers below the tokenizer's ``vocab_size``."""
+"""A document as text, or as tokens: integers from 0 below the tokenizer's ``vocab_size``."""
 
 
 class DataError(RunError):
-    """Data that a run started with can no longer be read, or have changed. Exit code 3."""
+    """Data cannot be read, are invalid, or have changed since the run started. Exit code 3."""
 
 
 class ChangedFile(DataError):
-    """A file that is not as it was found."""
+    """A file has changed since it was found."""
 
 
 class DocumentError(DataError):
-    """A fault of a document, which the message names; no operator is to blame."""
+    """A document is invalid; the message names it, and no operator is to blame."""
 
 
 class TokenOutOfRange(DataError):
-    """A token in the data for which the model has no embedding."""
+    """The data have a token beyond the vocabulary, for which the model has no embedding."""
 
 
 @dataclass(frozen=True)
 class FileState:
-    """Version of a file, without reading it.
+    """Version of a file, determined without reading it.
 
     Attributes:
         num_bytes: size in bytes.
@@ -94,9 +94,9 @@ class FileState:
 
 
 def _with_literal_brackets(pattern: str) -> str:
-    """Returns a pattern whose directories, or file, that are there by this very name are taken by name.
+    """Escapes brackets in the longest leading part of a pattern that exists under exactly this name.
 
-    Brackets of such a name choose nothing: ``wiki [en]/*.txt`` are the texts of that directory, where it is one.
+    So ``wiki [en]/*.txt`` matches the files in the directory ``wiki [en]``, if there is one.
     """
     head = pattern
     while head and not os.path.lexists(head):
@@ -105,7 +105,7 @@ def _with_literal_brackets(pattern: str) -> str:
 
 
 def matching(pattern: str) -> list[str]:
-    """Returns the paths that match a pattern for ``glob``; none through a link to a directory that it is itself in."""
+    """Returns the paths that match a ``glob`` pattern; does not follow links to a directory above the link itself."""
 
     @functools.cache
     def is_loop(directory: str) -> bool:
@@ -123,10 +123,10 @@ def matching(pattern: str) -> list[str]:
 
 
 class TokenReader:
-    """Tokens of a file, read by position in slices on demand.
+    """The tokens of a file, read by position in slices, on demand; thread-safe.
 
-    The file stays open: renaming or removing it does not disturb the run. Every read checks the length of the file;
-    if it has been written to, a sample of it must be unchanged. Threads may share one.
+    The file stays open, so renaming or removing it does not disturb the run. Every read checks size and time of the
+    file: it must not have shrunk, and if it has been written to, a sample of its tokens must be unchanged.
 
     Args:
         path: path of the file.
@@ -134,7 +134,7 @@ class TokenReader:
         vocab_size: one more than the largest token allowed.
 
     Raises:
-        OSError: the file cannot be opened, or is not a regular one.
+        OSError: the file cannot be opened, or is not a regular file.
     """
 
     def __init__(self, path: str, dtype: np.dtype, vocab_size: int):
@@ -171,13 +171,13 @@ class TokenReader:
         return tokens
 
     def sample(self) -> np.ndarray:
-        """Reads pieces spread evenly over the file, each from an even position, and joins them without checks."""
+        """Reads pieces spread evenly over the file, each from an even position, without checks, and joins them."""
         length = _SAMPLE_BYTES // self.dtype.itemsize
         places = np.linspace(0, max(0, len(self) - length), _SAMPLE_PIECES).astype(np.int64) // 2 * 2
         return np.concatenate([self._read(start, start + length) for start in np.unique(places).tolist()])
 
     def head(self, num_bytes: int) -> bytes:
-        """Reads the first bytes."""
+        """Reads the first bytes of the file."""
         return os.pread(self._fd, num_bytes, 0)
 
     def _read(self, start: int, stop: int) -> np.ndarray:
@@ -220,13 +220,13 @@ class TokenReader:
 
 @dataclass(frozen=True)
 class Document:
-    """A text, or its tokens, read on demand.
+    """A document, read on demand.
 
     Args:
         name: name, the same on every machine and unique in the source.
-        read: function that returns the text.
-        path: file that holds exactly this text; None if there is none, and nothing made of the text can be used again,
-            since a change would go unnoticed.
+        read: returns the text or the tokens.
+        path: file that holds exactly this text; None if there is none. Nothing made from the text is then cached, since
+            a change would go unnoticed.
     """
 
     name: str
@@ -236,7 +236,7 @@ class Document:
 
 @runtime_checkable
 class TextSource(Protocol):
-    """A source of texts."""
+    """A source of documents that can be listed, and read in any order."""
 
     def documents(self) -> list[Document]:
         """Returns all documents, in the same order on every machine."""
@@ -245,15 +245,15 @@ class TextSource(Protocol):
 
 @runtime_checkable
 class StreamSource(Protocol):
-    """A source of documents that are read once, in their order: never shuffled, and never held in memory."""
+    """A source of documents that are read once, in their order: never shuffled, and never held in memory as a whole."""
 
     def stream(self, split: str) -> Iterator[Text]:
-        """Begins to read the documents of a split, ``train`` or ``validation``: the same ones at every call."""
+        """Starts reading the documents of a split, ``train`` or ``validation``; every call yields the same ones."""
         ...
 
 
 class InMemory:
-    """Documents in memory; they are split like those of files.
+    """Documents in memory, split into training and validation as files are.
 
     Args:
         documents: texts, or arrays of tokens.
@@ -268,7 +268,7 @@ class InMemory:
         self._documents = documents
 
     def documents(self) -> list[Document]:
-        """Returns all documents, named by their place."""
+        """Returns all documents, named by their position."""
         return [
             Document(f"document-{number}", functools.partial(self._documents.__getitem__, number))
             for number in range(len(self._documents))
@@ -283,21 +283,21 @@ class InMemory:
 
 @dataclass(frozen=True)
 class StandardLibrary:
-    """The Python files of the running Python's standard library, its tests included: about 30 MB on every machine.
+    """The Python files of the running Python's standard library with its tests: about 30 MB on every machine.
 
-    Installed packages are left out. A few of its files are not UTF-8 on purpose, to test Python; what cannot be
-    decoded there becomes U+FFFD.
+    Installed packages are left out. A few files are not UTF-8 on purpose, to test Python; bytes that cannot be decoded
+    become U+FFFD.
     """
 
     def documents(self) -> list[Document]:
-        """Returns all files, by path.
+        """Returns all files, sorted by path.
 
         Raises:
             SettingError: the library is not on disk as ``.py`` files.
         """
         root, paths = Path(sysconfig.get_path("stdlib")), dict[str, str]()
         for directory, inside, files in os.walk(root):
-            inside[:] = set(inside) - _PACKAGE_DIRECTORIES  # so that they are not walked
+            inside[:] = set(inside) - _PACKAGE_DIRECTORIES  # os.walk does not descend into removed directories
             module_paths = (os.path.join(directory, file) for file in files if file.endswith(".py"))
             paths |= {os.path.relpath(path, root): path for path in module_paths}
         if not paths:
@@ -314,9 +314,9 @@ class StandardLibrary:
 
 @dataclass(frozen=True)
 class TextFiles:
-    """UTF-8 text files, each a document, named by its path below the part of ``pattern`` that has no wildcard.
+    """UTF-8 text files, one document each, named by their path below the part of ``pattern`` that has no wildcard.
 
-    A file that is not UTF-8 is refused, since a binary file among the texts is a mistake of the pattern.
+    A file that is not UTF-8 is an error, since the pattern probably matches a binary file by mistake.
 
     Args:
         pattern: pattern for ``glob``; ``**`` matches directories at any depth.
@@ -325,7 +325,7 @@ class TextFiles:
     pattern: str
 
     def documents(self) -> list[Document]:
-        """Returns all files, by name.
+        """Returns all files, sorted by name.
 
         Raises:
             SettingError: no file matches, or all are empty.
@@ -341,7 +341,7 @@ class TextFiles:
         return [Document(name, functools.partial(self._read, path), str(path)) for name, path in sorted(named.items())]
 
     def _is_file(self, path: str) -> bool:
-        """Refuses what is neither a file nor a directory; a file that has gone is reported when it is read."""
+        """Whether a path is a file; raises if it is no directory either. A missing file is reported when it is read."""
         try:
             check_regular(path)
         except FileNotFoundError:
@@ -364,14 +364,14 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A file of little-endian tokens without a header, read by position and never loaded whole.
+    """A file of little-endian tokens without a header, read by position and never loaded as a whole.
 
     Args:
         path: path of the file.
         dtype: 'uint16' or 'uint32'.
-        end_of_document: token that ends each document; without it, blocks of ``BLOCK_TOKENS`` tokens count as
-            documents. Finding the ends reads the file once.
-        vocab_size: one more than the largest token allowed; that of the tokenizer unless given.
+        end_of_document: token that ends each document; finding the ends reads the file once. None: blocks of
+            ``BLOCK_TOKENS`` tokens count as documents.
+        vocab_size: one more than the largest token allowed; None: the size of the tokenizer's vocabulary.
     """
 
     path: str
@@ -386,16 +386,16 @@ class TokenFile:
             raise SettingError("TokenFile.vocab_size", self.vocab_size, "must be a whole number of at least 1")
 
     def tokens(self, vocab_size: int) -> TokenReader:
-        """Opens the tokens, uint16[num_tokens] or uint32[num_tokens], to be read in slices.
+        """Opens the file for reading slices of its tokens, uint16[num_tokens] or uint32[num_tokens].
 
-        Only a sample is checked here; an error elsewhere in the file is reported when that part is read.
+        Only a sample is checked here, for its dtype; a token beyond the vocabulary is reported when its part is read.
 
         Args:
             vocab_size: one more than the largest token allowed.
 
         Raises:
-            SettingError: the file cannot be read, is not a file or is empty, its size is not a multiple of the
-                dtype's, or a sample of it is of another dtype or exceeds the vocabulary.
+            SettingError: the file cannot be read, is empty or of another format, its size is not a multiple of the
+                dtype's, or a sample of it looks like tokens of another dtype.
         """
         dtype = np.dtype(self.dtype).newbyteorder("<")
         try:
@@ -424,10 +424,10 @@ class TokenFile:
         return reader
 
     def document_ends(self, tokens_N: np.ndarray | TokenReader) -> Iterator[np.ndarray]:
-        """Yields the ends of the documents in the file, ascending, a piece at a time: int64[num].
+        """Yields the positions where documents end, ascending, in pieces of int64[num].
 
-        A document includes the token that ends it; what follows the last such token is a document too. Pieces, since
-        the ends of a large file would take more memory than all else together.
+        A document includes the token that ends it; tokens after the last such token are a document, too. The ends come
+        in pieces because all ends of a large file would take more memory than everything else together.
 
         Raises:
             SettingError: ``end_of_document`` occurs nowhere.
@@ -451,7 +451,7 @@ class TokenFile:
 
 
 def _container(reader: TokenReader) -> str | None:
-    """Returns what a file is that begins as one of another kind; None if it may be of tokens alone."""
+    """Returns the format of a file that is evidently no token file, by its first bytes; None if it may be one."""
     head, sample = reader.head(max(map(len, _CONTAINERS))), reader.sample().view(np.uint8)
     if len(sample) >= _LEAST_TEXT and _IS_TEXT[sample].all() and len(np.unique(sample)) >= _LEAST_LETTERS:
         return "text"
@@ -459,16 +459,15 @@ def _container(reader: TokenReader) -> str | None:
 
 
 def are_halves(tokens_N: np.ndarray, vocab_size: int) -> bool:
-    """Whether numbers read as 16-bit tokens are the low and high halves of 32-bit ones.
+    """Whether numbers read as 16-bit tokens are really the low and high halves of 32-bit tokens.
 
-    They are taken for such if every number at an odd place could be the high half of a token of the vocabulary (0
-    for up to 65,536 tokens) and at least ``_LEAST_LOW_HALVES`` of those at even places could not. Tokens of 16 bits,
-    of which at most a share p at odd places is so small, look like that with a probability of at most
-    p ** _LEAST_LOW_HALVES; padding with zeros does not, since where numbers at even places are not 0 some at odd
-    places are not either.
+    They count as halves if every number at an odd position could be the high half of a token of the vocabulary (0 for
+    up to 65,536 tokens), while at least ``_LEAST_LOW_HALVES`` numbers at even positions could not. If a share p of true
+    16-bit tokens at odd positions is that small, they are mistaken for halves with a probability of at most
+    p ** _LEAST_LOW_HALVES. Zero padding is not mistaken: the tokens around it are not 0 at odd positions either.
 
     Args:
-        tokens_N: uint16 numbers, from an even position of the file.
+        tokens_N: uint16 numbers, starting at an even position of the file.
         vocab_size: one more than the largest token.
     """
     low_P, high_P = tokens_N[: len(tokens_N) // 2 * 2].reshape(-1, 2).T
@@ -477,21 +476,21 @@ def are_halves(tokens_N: np.ndarray, vocab_size: int) -> bool:
 
 
 class DomainRuns(NamedTuple):
-    """Runs of documents of one domain, in the order of a stream of tokens."""
+    """Runs of consecutive documents with the same domain, in the order of a token stream."""
 
     starts_R: np.ndarray  # int64, position of the first token of each run
-    domains_R: np.ndarray  # int64, number of the domain of each run, in the order in which the domains come first
+    domains_R: np.ndarray  # int64, domain of each run; domains are numbered in order of first occurrence
 
 
 class RunsBuilder:
-    """Runs of the documents that are added, in the order of the stream."""
+    """Builds ``DomainRuns`` from documents that are added in the order of the stream."""
 
     def __init__(self) -> None:
         self._numbers, self._end = dict[str, int](), 0
-        self._starts, self._domains = array("q"), array("q")  # a run may be as short as a document
+        self._starts, self._domains = array("q"), array("q")  # not lists: there may be a run for each document
 
     def add(self, domain: str, num_tokens: int) -> None:
-        """Adds the next tokens, of a document of a domain."""
+        """Adds the stream's next tokens, which belong to a document of ``domain``."""
         number = self._numbers.setdefault(domain, len(self._numbers))
         if not self._domains or self._domains[-1] != number:
             self._starts.append(self._end)
@@ -504,9 +503,9 @@ class RunsBuilder:
 
 
 def domain_of(name: str) -> str:
-    """Returns the domain of a document without a field that says it: its name without the part after the last / or :.
+    """Derives a document's domain from its name, by cutting off the part after the last / or :.
 
-    That is the directory of a text file, and the file of a record.
+    The domain of a text file is its directory, the domain of a record is its file.
 
     >>> domain_of("asyncio/queues.py"), domain_of("code/part-3.jsonl:17"), domain_of("record 5")
     ('asyncio', 'code/part-3.jsonl', '')

@@ -1,9 +1,9 @@
-"""The tokens of a split as one sequence: one that can be read in any part, or one that is read once.
+"""Token streams: all tokens of a split as one sequence, with random access or read once from start to end.
 
-A ``TokenStream`` joins the spans of a split without copying them. A ``SequentialStream`` takes documents in their
-order: no file, no index, no shuffling.
+A ``TokenStream`` has random access; it joins the spans of a split without copying them. A ``SequentialStream`` reads
+documents in their order: no file, no index, no shuffling.
 
-Shapes: N tokens at hand, S spans of them that belong to the split.
+Shapes: N tokens in memory or in the file, S spans of them that belong to the split, K documents of a piece.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ from swift.data.sources import DataError, DomainRuns, FileState, RunsBuilder, St
 from swift.errors import error_line
 
 _BOUNDLESS = 2**40
-"""Tokens of a stream, whose end is not known: more than any run reads."""
+"""Length that stands for an unknown one: more tokens than any run reads."""
 _AT_ONCE = 64
 _CHECKSUM_PIECES = 64
 _CHECKSUM_TOKENS = 4096
 
 
 class SequentialStream:
-    """The tokens of a stream of documents, in ascending order; the last ones that were read can be read again.
+    """An endless token stream without random access; only the most recently read tokens can be read again.
 
-    Reading back further than that restarts the stream, and skips what comes before as fast as the source gives it.
-    After its last document the stream restarts, too, so an epoch is one pass over it.
+    Reading further back restarts the source and skips forward, as fast as the source yields documents. After its last
+    document the source is restarted, too, so an epoch is one pass over it.
 
     Args:
-        begin: function that begins the stream: the tokens of one document after the other, with their separators.
+        begin: starts the source; yields the tokens of each document, with a separator.
         name: name of the source, for errors.
     """
 
@@ -48,7 +48,7 @@ class SequentialStream:
         self._restart()
 
     def keep(self, num_tokens: int) -> None:
-        """Sets how many tokens before the furthest read stay in memory, to be read again."""
+        """Sets how many tokens before the furthest one read stay in memory."""
         self._num_kept = num_tokens
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -66,7 +66,7 @@ class SequentialStream:
             self._end += len(piece)
             self._drop(min(start, self._furthest - self._num_kept))
         pieces, end = list[np.ndarray](), self._end
-        for piece in reversed(self._recent):  # what is read is mostly near the end
+        for piece in reversed(self._recent):  # reads are mostly near the end
             begin, end = end - len(piece), end - len(piece)
             pieces.append(piece[max(0, start - begin) : max(0, stop - begin)])
             if begin <= start:
@@ -74,7 +74,7 @@ class SequentialStream:
         return np.concatenate(pieces[::-1]) if pieces else np.empty(0, np.uint32)
 
     def skip_to(self, position: int) -> None:
-        """Reads on to a position, as fast as the source gives it; what is kept before it can be read afterwards.
+        """Advances to a position, as fast as the source yields documents; the kept tokens before it stay readable.
 
         Raises:
             DataError: the stream has no documents, or reading it fails.
@@ -82,10 +82,10 @@ class SequentialStream:
         self.read(position, position)
 
     def digest(self) -> None:
-        """Returns None: the digest of a stream is unknown until all of it has been read."""
+        """Returns None: a stream's digest is unknown until all of it has been read."""
 
     def checksum(self) -> int:
-        """Computes a CRC-32 of the first tokens."""
+        """Computes a CRC-32 of the stream's first tokens."""
         return zlib.crc32(self.read(0, _CHECKSUM_TOKENS).astype("<u4").tobytes())
 
     def _restart(self) -> None:
@@ -94,7 +94,7 @@ class SequentialStream:
         self._start = self._end = self._furthest = 0
 
     def _drop(self, before: int) -> None:
-        """Drops pieces all of whose tokens come before a position."""
+        """Drops pieces that end before a position."""
         while self._recent and self._start + len(self._recent[0]) <= before:
             self._start += len(self._recent.popleft())
 
@@ -105,7 +105,7 @@ class SequentialStream:
             raise
         except Exception as error:  # raised by the user's code
             raise DataError(f"{self._name} cannot be read: {error_line(error)}") from error
-        if not pieces:  # it has raised before
+        if not pieces:  # an endless generator ends only after it has raised
             raise DataError(f"{self._name} cannot be read any more")
         return pieces
 
@@ -121,15 +121,15 @@ class SequentialStream:
 
 @dataclass(frozen=True, eq=False)
 class TokenStream:
-    """Spans of an array of tokens, joined end to end without copying them.
+    """A token stream with random access: spans of a token array, joined end to end without copying them.
 
     Args:
         tokens_N: unsigned integers, in memory or in a file.
         starts_S: int64, start of each span in ``tokens_N``.
         offsets_S: int64, start of each span in the stream, ascending from 0.
         num_tokens: length of the stream.
-        known_digest: digest of all its tokens, known from an index of texts.
-        runs: domains of the documents of texts for training; their positions are those of the stream.
+        known_digest: digest of all tokens, if they come from an index of texts.
+        runs: runs of documents of one domain, by position in the stream; only for training texts.
     """
 
     tokens_N: np.ndarray | TokenReader
@@ -140,7 +140,7 @@ class TokenStream:
     runs: DomainRuns | None = None
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Reads the tokens ``start`` to ``stop`` of the stream, [stop - start]; fewer or none past its end."""
+        """Reads the tokens ``start`` to ``stop`` of the stream, [stop - start]; fewer, or none, past the end."""
         stop = min(stop, self.num_tokens)
         if start >= stop:
             return self.tokens_N[:0]
@@ -156,14 +156,14 @@ class TokenStream:
 
     @property
     def file(self) -> FileState | None:
-        """State of the token file; None if the tokens are those of texts."""
+        """State of the token file; None if the tokens come from texts."""
         return self.tokens_N.state if isinstance(self.tokens_N, TokenReader) and self.known_digest is None else None
 
     def by_domain(self) -> tuple["TokenStream", np.ndarray]:
-        """Joins the documents of each domain end to end, in their order.
+        """Reorders the stream by domain; the documents of a domain keep their order.
 
         Returns:
-            The stream, and where each domain ends in it, int64[num_domains].
+            The reordered stream, and the position where each domain ends in it, int64[num_domains].
         """
         assert self.runs is not None, "only texts for training have domains"
         assert len(self.starts_S) == 1, "the tokens of texts are one span"
@@ -175,13 +175,13 @@ class TokenStream:
         return joined, ends_R[last_R]
 
     def digest(self) -> str | None:
-        """Digest of all tokens of the stream; None for a token file, which is too large to be read for it."""
+        """Returns a digest of all tokens; None for a token file, which is too large to read for a digest."""
         if isinstance(self.tokens_N, TokenReader):
             return self.known_digest
         return new_digest(self.read(0, self.num_tokens).data).hexdigest()
 
     def checksum(self) -> int:
-        """Computes a CRC-32 of pieces spread evenly over the stream: milliseconds for a file of any size."""
+        """Computes a CRC-32 of pieces spread evenly over the stream, within milliseconds for any size."""
         last_start = max(0, self.num_tokens - _CHECKSUM_TOKENS)
         crc = 0
         for start in np.unique(np.linspace(0, last_start, _CHECKSUM_PIECES).astype(np.int64)).tolist():
@@ -190,15 +190,16 @@ class TokenStream:
 
 
 def new_digest(content: memoryview | bytes = b"") -> "hashlib.blake2b":
-    """Starts a digest of tokens, to which more can be added."""
+    """Starts a digest of tokens, to be extended by ``update``."""
     return hashlib.blake2b(content, digest_size=16)
 
 
 def open_stream(config: DataConfig, split: Split) -> TokenStream | SequentialStream:
-    """Reads the documents of a split in the order of the source, each followed by a separator; empty ones are left out.
+    """Opens the token stream of a split without an index: documents in the source's order, each with a separator.
 
-    Texts are read and tokenized here, into memory, with as few bytes per token as the vocabulary allows. A token
-    file stays on disk, and its documents keep the ends they have there; a stream is read as the run goes.
+    Empty documents are left out. Texts are read and tokenized here, into memory, with as few bytes per token as the
+    vocabulary allows. A token file stays on disk, and its documents keep the ends that they have there. A
+    ``StreamSource`` is read while the run goes on.
 
     Raises:
         SettingError: the source cannot be read.
@@ -231,7 +232,7 @@ def _streamed(config: DataConfig, texts: Iterator[Text]) -> Iterator[np.ndarray]
 
 
 class Spans(NamedTuple):
-    """Spans of a token file that belong to a split, see ``TokenStream``."""
+    """The spans of a token file that belong to a split, see ``TokenStream``."""
 
     starts_S: np.ndarray
     offsets_S: np.ndarray
@@ -239,37 +240,41 @@ class Spans(NamedTuple):
 
 
 def spans_of(config: DataConfig, ends: Iterable[np.ndarray]) -> dict[Split, Spans]:
-    """Finds the spans of each split's documents in a token file; only these are held, and not the documents.
+    """Divides a token file's documents between the splits and joins neighbours into spans.
+
+    The documents themselves are never held in memory, only the positions where the split changes.
 
     Args:
         config: settings of the data.
         ends: ends of all documents, see ``TokenFile.document_ends``.
     """
     if config.validation_source is not None:
-        (last,) = deque(ends, maxlen=1)  # one piece at a time
+        (last,) = deque(ends, maxlen=1)  # keeps one piece at a time in memory
         spans = _spans(np.array([0, last[-1]]))
         return {"train": spans, "validation": spans}
+    # ``bounds`` are the positions where the split changes, beginning with training at 0: if the first document
+    # validates, the first bound is repeated. ``nearest`` are the documents with the smallest and the largest hash.
     bounds, nearest, begin, number, validated = [np.zeros(1, np.int64)], list[_Document](), 0, 0, False
     for ends_K in ends:
         starts_K = np.concatenate([[begin], ends_K[:-1]])
         places_K = split_places(str(n) for n in range(number, number + len(ends_K)))
         validates_K = places_K < config.validation_share
-        bounds.append(starts_K[np.diff(validates_K, prepend=validated)])  # where the split changes
+        bounds.append(starts_K[np.diff(validates_K, prepend=validated)])
         extremes = [_Document(places_K[at], int(starts_K[at]), int(ends_K[at])) for at in _extremes(places_K)]
         nearest = [min(extremes[0], *nearest[:1]), max(extremes[1], *nearest[1:])] if nearest else extremes
         begin, validated, number = int(ends_K[-1]), bool(validates_K[-1]), number + len(ends_K)
     if number == 1:
         bounds = [np.array([0, cut_at(begin, config.validation_share)])]
-    elif nearest[0].place >= config.validation_share:  # no document validates: the nearest one does
+    elif nearest[0].place >= config.validation_share:  # no document validates: take the nearest one
         bounds = [np.array([0, *nearest[0][1:]])]
     elif nearest[1].place < config.validation_share:
-        bounds = [np.array([0, 0, *nearest[1][1:]])]
+        bounds = [np.array([0, 0, *nearest[1][1:]])]  # all validate but the nearest one
     joined = np.concatenate([*bounds, [begin]])
     return {"train": _spans(joined), "validation": _spans(joined[1:])}
 
 
 class _Document(NamedTuple):
-    """A document of a token file: the hash of its name, and where it begins and ends."""
+    """A document in a token file: the hash of its name, its start and its end."""
 
     place: float
     start: int
@@ -281,7 +286,7 @@ def _extremes(places_K: np.ndarray) -> tuple[int, int]:
 
 
 def _spans(bounds: np.ndarray) -> Spans:
-    """Returns every second part between bounds, the first one and so on; an empty one is left out."""
+    """Returns the first, third, fifth ... part between the bounds; empty parts are left out."""
     starts_S, ends_S = bounds[:-1:2], bounds[1::2]
     is_some = ends_S > starts_S
     starts_S, lengths_S = starts_S[is_some], (ends_S - starts_S)[is_some]

@@ -1,8 +1,7 @@
-"""A survey of a source: which records stay, how many tokens they have, and, if the plan says so, what is kept of them.
+"""A survey of a source: which records stay, how many tokens they have, and, if the plan has a cache, their samples.
 
-All that a filter, a packed row or a skipped record needs to know before sample i can be found by its number. Every
-record is examined once, by as many threads and processes as the plan has: Grain runs them, ahead of the samples' use
-(``in_order``).
+With filters, packing or skipped records, sample i can only be found by its number once this is known. Every record is
+examined once, by the threads and processes of the plan, which Grain runs (``in_order``).
 """
 
 from array import array
@@ -24,10 +23,10 @@ from swift.data.sources import DataError
 from swift.errors import SettingError
 
 _MOST_RESTARTS = 3
-"""Times that the processes of an iteration may be started again after one of them has died."""
+"""Number of times that worker processes are restarted after a death."""
 _DIED = "terminated unexpectedly"
 _Raised = tuple[type[Exception], tuple[Any, ...]]
-"""An error as its class and arguments: as an object it would lose them on its way from another process."""
+"""An error as its class and arguments: a pickled exception object would lose them between processes."""
 
 
 class Numbered(Protocol):
@@ -39,40 +38,40 @@ class Numbered(Protocol):
 
 
 class CachedSamples(Protocol):
-    """Samples that are kept, by their place among the records that stay."""
+    """Cached samples, by place among the records that stay."""
 
     def __getitem__(self, place: int) -> dict[str, Any]:
-        """Returns a sample, whose arrays are the caller's own."""
+        """Returns a sample; the caller may write into its arrays."""
         ...
 
 
 class Store(Protocol):
-    """A place to keep samples while a source is surveyed."""
+    """A cache that is filled while a source is surveyed."""
 
     @property
     def form(self) -> Callable[[Sample], Any]:
-        """Makes of a sample what is kept, where the sample is made: another process may get this function."""
+        """Function that converts a sample to its cached form; must be picklable, since worker processes call it."""
         ...
 
     def add(self, number: int, sample: Any) -> None:
-        """Adds the next sample that stays, in its form; ``number`` is that of its record."""
+        """Adds the next sample that stays, in cached form; ``number`` is the number of its record."""
         ...
 
     def closed(self) -> CachedSamples:
-        """Returns all of them."""
+        """Ends the filling and returns the cached samples."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """Findings of a survey.
+    """The findings of a survey.
 
     Attributes:
         num_kept: number of records that stay.
-        numbers: numbers of the records that stay, int64[num_kept]; None: all of them.
-        lengths: tokens of each, int64[num_kept]; None: nothing is packed.
-        cache: samples that are kept; None: none.
-        skipped: for each record that an operator raised on, its place and why.
+        numbers: numbers of the records that stay, int64[num_kept]; None: all records stay.
+        lengths: number of tokens of each record that stays, int64[num_kept]; None: nothing is packed.
+        cache: cached samples; None: the plan has no cache.
+        skipped: for each record that an operator raised on, its place and the reason.
     """
 
     num_kept: int
@@ -82,20 +81,20 @@ class Survey:
     skipped: tuple[str, ...] = ()
 
     def number(self, place: int) -> int:
-        """Returns the number of a record that stays, by its place among them."""
+        """Returns a record's number in the source, from its place among the records that stay."""
         return place if self.numbers is None else int(self.numbers[place])
 
 
 @dataclass(frozen=True)
 class _Examined:
-    """Findings about one record.
+    """The findings about one record.
 
     Attributes:
-        stays: whether it passes all operators, if it is not a duplicate.
-        error: why an operator raised, and which; None: none did.
-        digests: for each ``DropDuplicates`` that it has reached, its name and the digest of the field.
-        length: number of its tokens.
-        cached_sample: what is kept of it; None: nothing.
+        stays: whether the record passes all operators; it may still be a duplicate.
+        error: which operator raised and why; None: none did.
+        digests: for each ``DropDuplicates`` that the record has reached, the operator's name and the field's digest.
+        length: number of tokens.
+        cached_sample: the sample in cached form; None: nothing to cache.
     """
 
     stays: bool
@@ -106,7 +105,7 @@ class _Examined:
 
 
 class _Examiner:
-    """Examined records by number; another process gets it as a pickle, without the hosts."""
+    """Examines records by number; a pickled copy, for another process, has no input hosts."""
 
     def __init__(self, plan: InputPlan, form: Callable[[Sample], Any] | None, hosts: InputHosts | None):
         self._plan, self._form, self._hosts = plan, form, hosts
@@ -122,7 +121,7 @@ class _Examiner:
         if plan.check_every and number % plan.check_every == 0:
             draw = draws(0, 0, number)
             check_record(plan, number, draw, outcome(plan, plan.elements(0), number, draw))
-        if record.error is not None:  # out of its place an operator may see what it would not have seen
+        if record.error is not None:  # a moved operator may see samples that it would not see in the order as written
             written = [element for element in plan.pipeline.levels[0].elements if element in planned]
             record = self._examine(written, number, None, None)
         return record
@@ -131,7 +130,7 @@ class _Examiner:
         return self.__dict__ | {"_hosts": None}
 
     def _begun(self, number: int, num_surveyed: int) -> PartialSample | None:
-        """Returns a record that another host has begun; None: this one does."""
+        """Lets an input host run the offloaded operators; returns None if this process has to."""
         if self._hosts is None or self._plan.num_offloaded is None:
             return None
         end = min(self._plan.num_offloaded, num_surveyed if self._num_cached is None else self._num_cached)
@@ -164,16 +163,16 @@ def survey(
     report: Callable[[int, int], None] | None = None,
     hosts: InputHosts | None = None,
 ) -> Survey:
-    """Examines all records of a source; none if nothing needs to be known of them.
+    """Examines all records of a source, or none if the plan needs no survey.
 
     Args:
         plan: plan of a pipeline.
-        store: where the samples at the plan's cache are kept; None: the plan's cache is left out.
-        report: called with the number of records examined, and that of all.
-        hosts: other hosts, which begin the records if the plan says so; None: none.
+        store: where to cache samples; None: the plan's cache is ignored.
+        report: called with the number of records examined and the number of all records.
+        hosts: input hosts that run the plan's offloaded operators; None: no hosts.
 
     Raises:
-        DataError: an operator raises on more records than ``Pipeline.most_skipped``, a field cannot be kept, or the
+        DataError: an operator raises on more records than ``Pipeline.most_skipped``, a field cannot be cached, or the
             source cannot be read.
     """
     source, num_records = plan.pipeline.source, len(plan.pipeline.source)
@@ -209,7 +208,7 @@ def _examined(plan: InputPlan, form: Callable[[Sample], Any] | None, hosts: Inpu
 
 
 def _is_duplicate(record: _Examined, seen: dict[str, set[bytes]]) -> bool:
-    """Whether a record is dropped as a duplicate; notes its digests up to there."""
+    """Whether a record is a duplicate; adds its digests, up to the one that is a duplicate, to ``seen``."""
     for name, digest in record.digests:
         if digest in seen.setdefault(name, set()):
             return True
@@ -224,19 +223,20 @@ def _too_many(skipped: list[str]) -> str:
 
 
 def in_order(samples: Numbered, plan: InputPlan, first: int = 0, hosts: InputHosts | None = None) -> Iterator[Any]:
-    """Yields samples in their order, made ahead as the plan says.
+    """Yields samples in order, prefetched by the threads and processes of the plan.
 
-    A process that dies is restarted at the sample that is due, so the samples stay the same. Once all other hosts are
-    lost, the threads that asked them make room for the threads and processes with which this host goes on alone.
+    After a worker process dies, the workers restart at the next sample that is due, so no sample is lost or repeated.
+    Once all input hosts are lost, the threads that asked them are replaced by the threads and processes of
+    ``InputPlan.alone``.
 
     Args:
-        samples: samples by number, which another process gets as a pickle if the plan has processes.
-        plan: threads, processes and samples ahead.
+        samples: samples by number; must be picklable if the plan has processes.
+        plan: plan with the numbers of threads, processes and prefetched samples.
         first: number of the first sample.
-        hosts: other hosts that the samples ask; None: none.
+        hosts: input hosts that the samples use; None: no hosts.
 
     Raises:
-        DataError: a sample cannot be made, or processes have died more than ``_MOST_RESTARTS`` times.
+        DataError: a sample cannot be made, or workers have died more than ``_MOST_RESTARTS`` times.
     """
     num_restarts = 0
     while True:
@@ -267,9 +267,9 @@ def _sample_of(result: tuple[Any, _Raised | None]) -> Any:
 
 
 class _Wrapped:
-    """Samples, each in a list of one or with the error that making it has raised.
+    """Samples as pairs (sample, None) or (None, error).
 
-    Grain takes a sample apart otherwise, and an error of its process apart from what it says.
+    Without the pair, Grain takes a sample apart, and an error in one of its processes loses its arguments.
     """
 
     def __init__(self, samples: Numbered, first: int):
@@ -295,7 +295,7 @@ def _read(wrapped: _Wrapped, plan: InputPlan) -> Generator[tuple[Any, _Raised | 
     options = grain.ReadOptions(num_threads=max(plan.num_threads, 1), prefetch_buffer_size=max(ahead, plan.num_threads))
     samples = grain.MapDataset.source(wrapped).to_iter_dataset(options)
     if plan.num_processes:
-        if not flags.FLAGS.is_parsed():  # Grain reads them, and a program without absl never parses them
+        if not flags.FLAGS.is_parsed():  # Grain reads absl's flags, which a program without absl.app never parses
             flags.FLAGS.mark_as_parsed()
         each = grain.MultiprocessingOptions(plan.num_processes, per_worker_buffer_size=-(-ahead // plan.num_processes))
         samples = samples.mp_prefetch(each)

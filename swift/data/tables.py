@@ -1,4 +1,4 @@
-"""Records of tables: Parquet files, and directories of Hugging Face's ``datasets``. Needs the extra ``parquet``."""
+"""Table rows as records: Parquet files and Hugging Face ``datasets`` directories. Needs the extra ``parquet``."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ from swift.files import read_regular
 
 _CONTINUES = b"\xff" * 4
 _END = _CONTINUES + bytes(4)
-"""Beginning of each message of an Arrow stream, and its end."""
+"""First bytes of each message in an Arrow stream, and the stream's end marker."""
 
 
 def _arrow(setting: str, value: str) -> Any:
@@ -31,13 +31,13 @@ def _arrow(setting: str, value: str) -> Any:
 
 @dataclass(frozen=True)
 class ParquetFiles(FileRecords):
-    """Parquet files: a record is a row, and its fields are the columns. Needs the extra ``parquet``.
+    """Rows of Parquet files as records; the fields are the columns. Needs the extra ``parquet``.
 
-    A row group is read whole, and the newest ones are kept.
+    Row groups are read as a whole, and the most recently used ones stay in memory.
 
     Args:
-        pattern: pattern of the files, such as ``corpus/*.parquet``; or of a remote directory.
-        columns: columns that are read; None: all.
+        pattern: pattern of the files, such as ``corpus/*.parquet``; may be remote.
+        columns: columns to read; None: all.
     """
 
     columns: tuple[str, ...] | None = None
@@ -53,7 +53,7 @@ class ParquetFiles(FileRecords):
 
     @functools.cached_property
     def _group_ends(self) -> list[np.ndarray]:
-        """Ends of the row groups of each file, in rows."""
+        """For each file, the row numbers at which its row groups end."""
         _arrow("ParquetFiles.pattern", self.pattern)
         ends = []
         for record_file in self.files:
@@ -79,7 +79,7 @@ class ParquetFiles(FileRecords):
             table = self._opened(record_file).read_row_group(group, columns=columns)
         except _mistakes() as error:
             raise DataError(f"{record_file.path}: row group {group} cannot be read: {first_line(error)}") from error
-        record_file.check()  # it may have been replaced while it was read
+        record_file.check()  # the file may have been replaced while it was read
         return table
 
     def _opened(self, file: RecordFile) -> Any:
@@ -95,19 +95,20 @@ class ParquetFiles(FileRecords):
 
 @dataclass(frozen=True)
 class DatasetDirectory(FileRecords):
-    """A directory that ``Dataset.save_to_disk`` of Hugging Face's ``datasets`` wrote. Needs the extra ``parquet``.
+    """Rows of a directory written by ``Dataset.save_to_disk`` (Hugging Face ``datasets``), as records.
 
-    A record is a row, and its fields are the columns; values other than texts, numbers or lists are as Arrow has them.
+    The fields are the columns; values other than texts, numbers and lists are as Arrow stores them. Needs the extra
+    ``parquet``.
 
     Args:
-        pattern: the directory.
+        pattern: path of the directory.
     """
 
     @functools.cached_property
     def files(self) -> tuple[RecordFile, ...]:
-        """The Arrow files that the directory names, in its order.
+        """The Arrow files that belong to the dataset, in the order of ``state.json``.
 
-        Others may lie there: ``Dataset.map`` leaves its results beside what it read.
+        The directory may hold other files: ``Dataset.map`` caches its results next to its input.
         """
         home = Path(self.pattern)
         if not (home / "dataset_info.json").is_file():
@@ -124,7 +125,7 @@ class DatasetDirectory(FileRecords):
             raise SettingError("DatasetDirectory.pattern", self.pattern, reason) from error
 
     def _stated(self) -> list[str]:
-        """Names of the files that ``state.json`` has."""
+        """Returns the file names that ``state.json`` lists."""
         path = Path(self.pattern) / "state.json"
         try:
             state = json.loads(read_regular(path).decode("utf-8-sig"))
@@ -136,13 +137,13 @@ class DatasetDirectory(FileRecords):
             is_plain = False
         if not is_plain:
             raise SettingError("DatasetDirectory.pattern", self.pattern, "its state.json does not name its files")
-        if state.get("_indices_data_files"):  # of datasets before 1.7: which rows, and in which order
+        if state.get("_indices_data_files"):  # versions before 1.7 stored which rows to read, and in which order
             text = "is of an early version of datasets, with its rows chosen by another file: save it with a newer one"
             raise SettingError("DatasetDirectory.pattern", self.pattern, text)
         return names
 
     def _numbered(self) -> list[str]:
-        """Names of the files, without a ``state.json``: those that no function of ``datasets`` has left."""
+        """Returns the file names if there is no ``state.json``, without the caches that ``datasets`` leaves."""
         names = sorted(path.name for path in Path(self.pattern).glob("[!.]*.arrow"))
         names = [name for name in names if not name.startswith(("cache-", "indices-", "tmp"))]
         if not names:
@@ -163,7 +164,7 @@ class DatasetDirectory(FileRecords):
 
     @functools.cached_property
     def _tables(self) -> list[Any]:
-        """The tables, mapped into memory and read as rows are asked for."""
+        """The tables, memory-mapped and read on demand."""
         arrow = _arrow("DatasetDirectory.pattern", self.pattern)
         tables = []
         for record_file in self.files:
@@ -173,7 +174,7 @@ class DatasetDirectory(FileRecords):
             except _mistakes() as error:
                 raise DataError(f"{record_file.path} is not an Arrow file: {first_line(error)}") from error
             _check_names(record_file.path, tables[-1].column_names)
-            # The library takes the end of the file for the end of the stream, and one cut between batches for whole.
+            # Arrow takes the end of the file for the end of the stream, so a file cut between batches looks complete.
             ends = [
                 file.read_at(len(part), place) for part, place in ((_CONTINUES, 0), (_END, file.tell() - len(_END)))
             ]
@@ -183,7 +184,7 @@ class DatasetDirectory(FileRecords):
 
 
 def _mistakes() -> tuple[type[Exception], ...]:
-    """Returns the errors of Arrow for files that it cannot read; some are of no kind of Python's."""
+    """Returns the exceptions that Arrow raises for unreadable files."""
     import pyarrow
 
     return (pyarrow.ArrowException, OSError, ValueError, KeyError)
@@ -196,7 +197,7 @@ def _check_names(path: str, names: Sequence[str]) -> None:
 
 
 def _row(table: Any, row: int, place: str) -> dict[str, Any]:
-    """Returns the fields of a row as Python's values."""
+    """Returns the fields of a row as Python values."""
     from pyarrow import types
 
     fields = dict[str, Any]()
@@ -204,8 +205,8 @@ def _row(table: Any, row: int, place: str) -> dict[str, Any]:
         try:
             column = table[name].slice(row, 1)
             if not (types.is_primitive(column.type) or types.is_dictionary(column.type)):
-                column.validate(full=True)  # wrong offsets would end the process
+                column.validate(full=True)  # wrong offsets in a damaged file would crash the process
             fields[name] = column[0].as_py()
-        except Exception as error:  # of many kinds: text that is not UTF-8, dates that Python has not
+        except Exception as error:  # of many types: text that is not UTF-8, dates that Python cannot represent
             raise DataError(f"{place}: its {name} cannot be read: {first_line(error)}") from error
     return fields

@@ -1,4 +1,4 @@
-"""Text to tokens and back: bytes, or the vocabulary of a Hugging Face ``tokenizers`` file."""
+"""Tokenizers: bytes, or the vocabulary of a Hugging Face ``tokenizers`` file."""
 
 import functools
 import hashlib
@@ -13,7 +13,7 @@ from swift.files import read_regular
 
 
 class Tokenizer(Protocol):
-    """A tokenizer, as the data pipeline uses it."""
+    """The interface of a tokenizer that the data pipeline needs."""
 
     @property
     def vocab_size(self) -> int:
@@ -30,17 +30,17 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Returns the text of tokens, [length]; invalid parts become U+FFFD."""
+        """Decodes tokens, [length]; invalid parts become U+FFFD."""
         ...
 
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """A tokenizer with one token per byte of UTF-8; byte 0, which texts do not contain, ends a document."""
+    """A tokenizer with one token per UTF-8 byte; byte 0, which texts do not contain, ends a document."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of bytes."""
+        """Number of byte values."""
         return 256
 
     @property
@@ -49,11 +49,11 @@ class ByteTokenizer:
         return 0
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the bytes of a text, uint8[length]."""
+        """Returns the UTF-8 bytes of a text, uint8[length]."""
         return np.frombuffer(text.encode("utf-8"), np.uint8)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Returns the text of tokens, [length]; invalid UTF-8 and tokens that are not bytes become U+FFFD."""
+        """Decodes tokens, [length]; invalid UTF-8 and tokens that are not bytes become U+FFFD."""
         tokens = np.asarray(tokens)
         # 0xFF occurs nowhere in UTF-8; a plain cast would turn token 321 into "A".
         in_range = (tokens >= 0) & (tokens < self.vocab_size)
@@ -62,16 +62,16 @@ class ByteTokenizer:
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A Hugging Face ``tokenizers`` JSON file; needs the extra ``tokenizers``. The file is read at first use.
+    """The tokenizer in a Hugging Face ``tokenizers`` JSON file, read at first use. Needs the extra ``tokenizers``.
 
     Args:
         path: path of the JSON file.
-        end_of_document: token of its vocabulary that ends a document.
-        begin_of_prompt: token of its vocabulary that prompts begin with, as the documents did that an imported model
-            was trained on; None: there is none.
+        end_of_document: token of the vocabulary that ends a document.
+        begin_of_prompt: token of the vocabulary that prompts begin with, if the documents that an imported model was
+            trained on began with it; None: no such token.
 
     Raises:
-        SettingError: at first use, if the extra is missing, the file cannot be read, or it has no such token.
+        SettingError: at first use, if the extra is missing, the file cannot be read, or it lacks one of the tokens.
     """
 
     path: str
@@ -81,7 +81,7 @@ class TokenizerFile:
     @functools.cached_property
     def vocab_size(self) -> int:
         """Size of the vocabulary: one more than the largest token, added tokens included."""
-        # The library's own size counts tokens, and a file may leave numbers out.
+        # The library's vocabulary size counts tokens, but the token numbers of a file may have gaps.
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @functools.cached_property
@@ -91,11 +91,11 @@ class TokenizerFile:
 
     @functools.cached_property
     def begin(self) -> int | None:
-        """The token that a prompt begins with, if there is one."""
+        """The token that prompts begin with; None if there is none."""
         return None if self.begin_of_prompt is None else self._number("begin_of_prompt", self.begin_of_prompt)
 
     def put_before(self) -> str | None:
-        """Returns the special token that the file puts before a text, if it does."""
+        """Returns the special token that the file's post-processor puts before a text; None if it adds none."""
         encoded = self._tokenizer.encode("a", add_special_tokens=True)
         return encoded.tokens[0] if encoded.special_tokens_mask[:1] == [1] else None
 
@@ -104,15 +104,15 @@ class TokenizerFile:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Returns the text of tokens, [length], special tokens included."""
+        """Decodes tokens, [length], special tokens included."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
 
     def to_json(self) -> str:
-        """Returns the file's content, as the library writes it."""
+        """Returns the tokenizer as JSON, as the library writes it."""
         return self._tokenizer.to_str()
 
     def digest(self) -> str:
-        """Returns a digest of all that determines the tokens of a text."""
+        """Returns a digest of everything that determines a text's tokens: the file and the library's version."""
         tokenizer = self._tokenizer
         return hashlib.sha256(f"{version('tokenizers')} {tokenizer.to_str()}".encode()).hexdigest()
 
@@ -139,18 +139,18 @@ class TokenizerFile:
             tokenizer = tokenizers.Tokenizer.from_str(text.removeprefix("\ufeff"))
         except Exception as error:  # the library raises bare Exception for every kind of malformed file
             raise SettingError("TokenizerFile.path", self.path, f"is not a tokenizers file: {error}") from error
-        # A file keeps what its last user had asked for: documents would be cut, or filled up.
+        # A file stores the truncation and padding that were last set; they would cut or pad documents here.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
 
 
 def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Returns the tokens of a prompt, with the one that it begins with; an empty prompt is at least a separator."""
+    """Tokenizes a prompt, with ``begin_of_prompt`` if the tokenizer has one; "" becomes at least a separator."""
     return text_tokens(tokenizer, text) or [tokenizer.separator]
 
 
 def text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Returns the tokens of a text that nothing comes before, with the one that such texts begin with."""
+    """Tokenizes a text that starts a sequence, with ``begin_of_prompt`` in front if the tokenizer has one."""
     begin = tokenizer.begin if isinstance(tokenizer, TokenizerFile) else None
     return ([] if begin is None else [begin]) + [int(token) for token in tokenizer.encode(text)]

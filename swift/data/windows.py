@@ -1,10 +1,11 @@
-"""Windows of a stream of tokens, batches of them, and their order for training.
+"""Windows of T + 1 tokens cut from a token stream, and their order in training.
 
-The sources of a mixture take turns in the order of ``grain.MapDataset.mix``, found for many places at once. The order
-of the windows lies between random and by domain, as COMM-RAND orders the vertices of a graph by community: within a
-stretch of batches, a share of the windows, drawn at random, comes by domain, and the others stay where they are.
+The sources of a mixture take turns in the order of ``grain.MapDataset.mix``, computed here for many places at once.
+``DataConfig.locality`` sets an order between random and grouped by domain, as COMM-RAND orders a graph's vertices by
+community: within a stretch of batches, a randomly drawn share of the windows is sorted by domain, and the others stay
+where they are.
 
-Shapes: M micro-batches, B sequences per micro-batch, T positions, N places of the order.
+Shapes: M micro-batches, B sequences per micro-batch, T positions, N places of the order, D domains.
 """
 
 import functools
@@ -23,49 +24,50 @@ from swift.data.stream import SequentialStream, TokenStream
 from swift.errors import SettingError
 
 STRETCH_BATCHES = 64
-"""Batches among which windows change places."""
+"""Number of batches within which windows may change places."""
 _ENDLESS = 2**62
 
 _LEAST_SHARE = 100
-"""Whole number that stands for the smallest weight; the others are in proportion, rounded down."""
+"""Integer that the smallest weight is scaled to; the other weights are in proportion, rounded down (as in Grain)."""
 _MOST_SQUARED = 2**31
-"""Sum of the whole numbers below which products of two of them are exact."""
+"""Bound on the sum of integer weights; below it, products of two numbers fit into int64."""
 
 _SHUFFLE_ROUNDS = 4
-"""Rounds of ``grain.MapDataset.shuffle``."""
+"""Number of rounds that ``grain.MapDataset.shuffle`` uses."""
 _CHUNK = 1024
-"""Places whose windows are found together, which takes less time than one by one."""
+"""Number of places whose windows are computed together, which is faster than one by one."""
 
 
 def order_by_domain(domains_N: np.ndarray, locality: float, random: np.random.Generator) -> np.ndarray:
-    """Arranges the windows of a stretch: for each place the window that comes there, int64[N].
+    """Orders the windows of a stretch: returns the window at each place, int64[N].
 
     The windows of a domain keep their order.
 
     Args:
         domains_N: int64, domain of each window.
-        locality: expected share of the windows that come by domain, in a random order of the domains.
-        random: random numbers of the stretch.
+        locality: expected share of the windows that are grouped by domain, with the domains in random order.
+        random: random generator of the stretch.
     """
     ranks_N = random.permutation(int(domains_N.max(initial=0)) + 1)[domains_N]
     local = np.flatnonzero(random.random(len(domains_N)) < locality)
     ranks_after_N = ranks_N.copy()
     ranks_after_N[local] = np.sort(ranks_N[local])
+    # Both sorts are stable, so the places of a domain receive its windows in their old order.
     order_N = np.empty(len(domains_N), np.int64)
     order_N[np.argsort(ranks_after_N, kind="stable")] = np.argsort(ranks_N, kind="stable")
     return order_N
 
 
 class DomainOrder:
-    """Windows by place, without end: a function of the arguments and the place alone.
+    """The endless training order with locality; the window at a place depends on the arguments and the place alone.
 
     Args:
-        windows: function of places, int64[N], that returns the windows there without locality, int64[2, N]: the source
-            of each, and its number there.
-        domains: function of windows, int64[2, N], that returns the domain of each, int64[N].
+        windows: takes places, int64[N], and returns the windows there in the order without locality, int64[2, N]: the
+            source of each window, and its number in the source.
+        domains: takes windows, int64[2, N], and returns their domains, int64[N].
         locality: see ``order_by_domain``.
-        sequences_per_batch: windows of a batch.
-        epoch: windows of an epoch, which no stretch exceeds; 0: the windows have none.
+        sequences_per_batch: number of windows in a batch.
+        epoch: number of windows in an epoch, at whose end a stretch ends, too; 0: no epochs, as in a mixture.
         seed: seed of the stretches.
     """
 
@@ -84,7 +86,7 @@ class DomainOrder:
         self._arrange = functools.lru_cache(maxsize=2)(self._arranged)  # the present stretch, and the next
 
     def window(self, place: int) -> tuple[int, int]:
-        """Returns the source of the window at a place, and its number there."""
+        """Returns the source of the window at a place, and the window's number in that source."""
         epoch, inside = divmod(place, self._epoch)
         number, inside = divmod(inside, self._length)
         source, window = self._arrange(epoch, number)[:, inside].tolist()
@@ -99,10 +101,10 @@ class DomainOrder:
 
 
 def mixture_indices(places_N: np.ndarray, weights: Sequence[float]) -> np.ndarray:
-    """Finds the source of each place of a mixture, and the number of the place among those of the source, int64[2, N].
+    """Returns, for places of a mixture, the source and the place's number within the source, int64[2, N].
 
-    The first source takes its share of all places, as evenly as whole places can be; the second its share of the rest,
-    and so on.
+    The first source takes its share of all places, spread as evenly as possible; the second takes its share of the
+    remaining places, and so on.
 
     Args:
         places_N: int64, places from 0.
@@ -124,27 +126,28 @@ def mixture_indices(places_N: np.ndarray, weights: Sequence[float]) -> np.ndarra
 
 
 def _left_over(num_N: np.ndarray, share: int, total: int) -> np.ndarray:
-    """Returns how many of the first places a share of the whole leaves to others; no product grows with the place."""
+    """Returns how many of the first ``num_N`` places are left after a source has taken ``share`` / ``total``."""
+    # Split by quotient and remainder, so that no product of ``num_N`` overflows.
     return num_N // total * (total - share) + num_N % total * (total - share) // total
 
 
 class Batch(NamedTuple):
-    """Sequences with their labels; a micro-batch lacks the first dim, a single window the first two."""
+    """Sequences with their labels; a micro-batch lacks the first dimension, a single window the first two."""
 
     inputs: np.ndarray  # int32[M, B, T], 0 where not valid
     labels: np.ndarray  # int32[M, B, T], the token after each input, 0 where not valid
-    valid: np.ndarray  # bool[M, B, T], False for padding, which counts in nothing
+    valid: np.ndarray  # bool[M, B, T], False for padding, which neither loss nor metrics count
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """The windows of a stream, by number: a random-access source for Grain.
+    """The windows of a token stream, by number: a random-access source for Grain.
 
-    Window i reads tokens i*T to (i+1)*T inclusive, so every token but the stream's first is a label once. The last
-    window that holds a label may be padded at its end.
+    Window i reads tokens i*T to (i+1)*T inclusive, so every token but the stream's first is a label exactly once. The
+    last window that holds a label may be padded at its end.
 
     Args:
-        stream: tokens.
+        stream: stream of the tokens.
         sequence_length: T, positions of a window.
         num_windows: number of windows; those past the end of the stream are padding only.
     """
@@ -189,28 +192,28 @@ class JoinedWindows:
 
 
 def count_windows(num_tokens: int, sequence_length: int) -> int:
-    """Number of windows of ``sequence_length`` labels with at least one label of a stream of ``num_tokens``."""
+    """Returns how many windows of ``sequence_length`` a stream has, with the last, partial one."""
     return -(-(num_tokens - 1) // sequence_length)
 
 
 def training_order(
     config: DataConfig, parts: Sequence[Windows], seed: int, sequences_per_batch: int
 ) -> grain.MapDataset:
-    """Returns the windows for training, without end: those of each source shuffled anew in every epoch of it.
+    """Returns an infinite stream of training windows. Each source is reshuffled once per pass over it.
 
     Args:
-        config: settings of the data, of which the weights of a mixture and the locality count.
+        config: settings of the data; only a mixture's weights and the locality are used.
         parts: windows of each source.
         seed: seed of the order.
-        sequences_per_batch: windows of a batch.
+        sequences_per_batch: number of windows in a batch.
 
     Raises:
-        SettingError: the windows are to come by domain, and there is one domain only.
+        SettingError: ``DataConfig.locality`` is set, but there is only one domain.
     """
     sizes, seeds = list(map(len, parts)), [_spread_seed(seed, place) for place in range(len(parts))]
 
     def shuffled(places_N: np.ndarray) -> np.ndarray:
-        """Returns the windows at places, where ``mix`` and then ``shuffle`` of ``grain.MapDataset`` put them."""
+        """Returns the windows at places, as ``shuffle`` and ``mix`` of ``grain.MapDataset`` would order them."""
         sources_N, inside_N = np.zeros_like(places_N), places_N
         if isinstance(config.source, Mixture):
             sources_N, inside_N = mixture_indices(places_N, config.source.weights)
@@ -241,7 +244,7 @@ def training_order(
 
 
 def _in_chunks(windows: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], tuple[int, int]]:
-    """Makes of a function of many places, int64[N], that returns sources and numbers, int64[2, N], one of a place."""
+    """Turns a function of many places, int64[N] -> int64[2, N], into a cached one for a single place."""
 
     @functools.lru_cache(maxsize=2)
     def chunk(number: int) -> np.ndarray:
@@ -258,7 +261,7 @@ def _in_chunks(windows: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], t
 def _by_domain(
     config: DataConfig, parts: Sequence[Windows]
 ) -> tuple[Sequence[Windows], Callable[[np.ndarray], np.ndarray]]:
-    """Returns the windows with the documents of a domain end to end, and the function of the domains of windows."""
+    """Regroups the windows by domain; returns them, and a function from windows to their domains."""
     if isinstance(config.source, Mixture):
         ends_D, num_domains = None, len(parts)
     else:
@@ -272,7 +275,7 @@ def _by_domain(
     length = parts[0].sequence_length
 
     def domains(windows_2N: np.ndarray) -> np.ndarray:
-        """Finds the domain in which each window begins."""
+        """Returns the domain in which each window begins."""
         sources_N, numbers_N = windows_2N
         return sources_N if ends_D is None else np.searchsorted(ends_D, numbers_N * length, side="right")
 

@@ -1,4 +1,4 @@
-"""The things that a machine lacks for runs: packages, drivers, memory, a directory that works, and the other machines.
+"""Checks what a machine lacks for runs: packages, drivers, memory, a usable run directory, and the other machines.
 
-Nothing here loads JAX, which may be what is broken; it is tried in a process of its own.
+Nothing here imports JAX, which may be the broken part; it is tried in a separate process.
 """

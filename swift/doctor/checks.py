@@ -1,6 +1,6 @@
-"""Examination of one machine: its packages, its cores and memory, the run's directory, and its own address.
+"""Checks of one machine: packages, cores and memory, the run directory, and the machine's own address.
 
-What a run does in its directory is done once, and the address is listened on.
+The checks try what a run will do: they write to the directory as a run does, and listen on the address.
 """
 
 import importlib.metadata
@@ -40,15 +40,15 @@ _SOFTWARE_TOPIC = "software"
 
 
 def examine_directory(run_dir: Path, root: Path = Path("/"), deadline_s: float = _DEADLINE_S) -> Iterator[Finding]:
-    """Tries the nearest directory that exists; leaves nothing there.
+    """Checks the run directory, or its nearest existing parent, with temporary files.
 
     Args:
-        run_dir: directory of a run, which may not exist yet.
-        root: root of the file system, for its list of mounts.
-        deadline_s: seconds until a file system that does not answer is given up.
+        run_dir: run directory, which need not exist yet.
+        root: root of the file system, for the list of mounts.
+        deadline_s: seconds after which a file system that does not respond is given up.
     """
     findings: list[Finding] = []
-    # A file system that stalls would hold this thread for ever.
+    # In a thread, since a stalled file system (such as a hard NFS mount) blocks its caller forever.
     thread = threading.Thread(target=lambda: findings.extend(_examined(run_dir, root)), daemon=True)
     thread.start()
     thread.join(deadline_s)
@@ -61,7 +61,7 @@ def examine_directory(run_dir: Path, root: Path = Path("/"), deadline_s: float =
 
 
 def _existing(path: Path) -> Path:
-    """Returns the nearest directory that exists, of a path and those above it."""
+    """Returns a path, or its nearest parent that exists as a directory."""
     path = path.absolute()
     return next(ancestor for ancestor in (path, *path.parents) if ancestor.is_dir())
 
@@ -100,7 +100,7 @@ def _of_speed(directory: Path, root: Path, seconds: float) -> Iterator[Finding]:
 
 
 def _of_clock(trial: Path) -> Iterator[Finding]:
-    """Compares this machine's clock with that of the file system's, which may be another machine's."""
+    """Compares this machine's clock with the file system's, which may be on a server."""
     (trial / "clock").write_bytes(b"")
     apart = (trial / "clock").stat().st_mtime - time.time()
     if abs(apart) > _CLOCKS_APART_S:
@@ -135,11 +135,11 @@ _TRIALS: dict[str, Callable[[Path], None]] = {
     "rename directories": _rename_directory,
     "own its directory": _make_once,
 }
-"""Uses that a run makes of its directory, for its record, its checkpoints and its lease."""
+"""Operations that a run needs in its directory: for its record, its checkpoints and its lease."""
 
 
 def _file_system(directory: Path, mounts: Path) -> str:
-    """Kind of the file system of a directory: that of the longest mount point above it."""
+    """Returns the type of a directory's file system, from the deepest mount point above the directory."""
     best, kind = -1, "unknown"
     for line in mounts.read_text().splitlines() if mounts.is_file() else ():
         before, _, after = line.partition(" - ")
@@ -150,7 +150,7 @@ def _file_system(directory: Path, mounts: Path) -> str:
 
 
 def examine_machine(root: Path = Path("/")) -> Iterator[Finding]:
-    """Looks at what the kernel, and the container that this may be, leave to a run.
+    """Checks the cores, memory and open files that the kernel, and the container if any, allow to a run.
 
     Args:
         root: root of the file system.
@@ -187,12 +187,12 @@ def _shared_memory(path: Path) -> Finding:
 
 
 def examine_network(host: str, *, is_alone: bool, is_chosen: bool) -> Iterator[Finding]:
-    """Listens at an address of this machine and connects to it.
+    """Checks an address of this machine: listens on it and connects to it.
 
     Args:
-        host: address at which the others find this machine.
-        is_alone: whether there are no others, so that an address which they reach is not missed.
-        is_chosen: whether the user has given the address, rather than the machine's name.
+        host: address at which the other machines find this one.
+        is_alone: whether there are no other machines; then an address that only this machine reaches is no fault.
+        is_chosen: whether the user gave the address, rather than it being looked up by the machine's name.
     """
     try:
         with socket.create_server((host, 0)) as listener:
@@ -211,7 +211,7 @@ def examine_network(host: str, *, is_alone: bool, is_chosen: bool) -> Iterator[F
 
 
 def examine_software() -> Iterator[Finding]:
-    """Compares the installed packages with those that Swift's own metadata names."""
+    """Compares the installed packages with the requirements in Swift's metadata."""
     try:
         needs = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -222,11 +222,11 @@ def examine_software() -> Iterator[Finding]:
 
 
 def judge_packages(needs: Iterable[str], version_of: Callable[[str], str]) -> Iterator[Finding]:
-    """Judges the versions of packages.
+    """Compares the versions of packages with requirements.
 
     Args:
-        needs: requirements as a package's metadata has them; those of extras are left out.
-        version_of: function that returns the version of an installed package, or raises PackageNotFoundError.
+        needs: requirements as in a package's metadata; requirements of extras are ignored.
+        version_of: returns the version of an installed package, or raises PackageNotFoundError.
     """
     versions, has_faults = dict[str, str](), False
     for requirement in map(Requirement, needs):

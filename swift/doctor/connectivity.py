@@ -1,10 +1,10 @@
-"""A meeting of the machines of a run: each finds the others in the shared directory, and connects to all of them.
+"""Connectivity check of a run's machines: each finds the others through the shared directory, and connects to all.
 
-    DIR/.swift-doctor/node-1.json    where node 1 listens, a random word of its own, and its facts once it has them
+    DIR/.swift-doctor/node-1.json    address of node 1, its random word, and its facts once it has them
 
-A node is found from the start, also while it still examines itself, which may take minutes. A file that an earlier
-meeting left behind leads to nobody, or to somebody without its word, and is read again until the node has written a
-new one. A node leaves once it has asked all others, and all others have got their answers.
+A node announces itself at the start, before it examines itself, which may take minutes. The file of an earlier check
+leads to no listener, or to one that does not know the word; it is read again until the node has written a new one. A
+node leaves once it has asked all others, and all others have received its answers.
 """
 
 import ipaddress
@@ -36,16 +36,16 @@ _ABSENT = "it has not come; does it see this directory, and was it started?"
 
 @dataclass(frozen=True)
 class ConnectivityCheck:
-    """A meeting, from the side of one of its nodes.
+    """The settings of a connectivity check on one node.
 
     Attributes:
-        directory: directory that all of them see.
+        directory: directory that all nodes share.
         count: number of nodes.
-        own_node: number of this one, from 0.
-        host: address of this one.
-        deadline_s: seconds after the last sign of another node in which the next one has to come.
-        examining_s: seconds in which all nodes have to have examined themselves.
-        clock: clock in seconds, which should agree with those of the others.
+        own_node: number of this node, from 0.
+        host: address of this node.
+        deadline_s: seconds to wait for further progress of any other node.
+        examining_s: seconds from the start in which all nodes must have examined themselves.
+        clock: this node's clock, in seconds; compared with the clocks of the others.
     """
 
     directory: Path
@@ -63,13 +63,13 @@ class ConnectivityCheck:
 
 @dataclass
 class _Node:
-    """Knowledge of another node.
+    """Another node, as far as this node knows it.
 
     Attributes:
-        trouble: why nothing is known of it so far; empty: all is.
-        facts: its facts.
-        round_trip_s: shortest time until it answered.
-        ahead_s: how far its clock is ahead of this one's.
+        trouble: why the node is not reached yet; "" once it is reached and its facts are known.
+        facts: facts of the node.
+        round_trip_s: shortest round trip to the node.
+        ahead_s: seconds by which the node's clock is ahead of this one's.
     """
 
     trouble: str = _ABSENT
@@ -79,30 +79,30 @@ class _Node:
 
 
 class PeerServer:
-    """This node's part in a meeting, see ``attending``.
+    """This node's side of a connectivity check; made by ``attending``.
 
     Args:
-        meeting: the meeting.
+        meeting: settings of the check.
         port: port on which this node listens.
-        came: nodes that have got their answers from this one; it grows.
+        came: nodes that have received all their answers from this node; grows while the check runs.
 
     Attributes:
-        word: word by which the others know that it is this node that answers.
+        word: random word by which others recognize this node, and not a leftover of an earlier check.
     """
 
     def __init__(self, meeting: ConnectivityCheck, port: int, came: set[int]):
         self._meeting, self._port, self._came, self.word = meeting, port, came, secrets.token_hex(16)
 
     def announce(self, facts: Mapping[str, str] | None) -> None:
-        """Writes where this node is found, with its facts if it has them."""
+        """Writes this node's file: its address, and its facts if they are known."""
         fields = {"host": self._meeting.host, "port": self._port, "word": self.word, "facts": facts and dict(facts)}
         replace_file(self._meeting.file(self._meeting.own_node), json.dumps(fields).encode())
 
     def meet(self, facts: Mapping[str, str]) -> Iterator[Finding]:
-        """Meets the other nodes; raises OSError where the directory cannot be used.
+        """Connects to all other nodes and compares facts; raises OSError if the directory cannot be used.
 
         Args:
-            facts: what has to be the same on all of them, by its name.
+            facts: facts by name, which must be the same on all nodes.
         """
         self.announce(facts)
         meeting, start_time, news = self._meeting, time.monotonic(), time.monotonic()
@@ -130,7 +130,7 @@ class PeerServer:
 
 @contextmanager
 def attending(meeting: ConnectivityCheck) -> Iterator[PeerServer]:
-    """Lets the other nodes find this one for the duration of the block.
+    """Announces this node and answers the others for the duration of the block.
 
     Raises:
         OSError: the directory or the address cannot be used.
@@ -160,7 +160,7 @@ def attending(meeting: ConnectivityCheck) -> Iterator[PeerServer]:
             with suppress(OSError):
                 if _read(path).get("word") == attendance.word:
                     path.unlink(missing_ok=True)
-                path.parent.rmdir()  # by the last one to leave
+                path.parent.rmdir()  # succeeds only for the last node to leave
 
 
 def _judged(
@@ -171,7 +171,7 @@ def _judged(
     where = f"this one's {meeting.host}:{port}"
     faults += [f"node {node} does not reach {where}: all ports have to be open" for node in reached if node not in came]
     for node, peer in reached.items():
-        if 0 in (node, meeting.own_node):  # the others compare theirs with the first one's, too
+        if 0 in (node, meeting.own_node):  # compare with node 0 only: every other node does so, too
             names = [name for name, fact in facts.items() if peer.facts.get(name) != fact]
             faults += [f"node {node} has another {_difference(facts, peer.facts, name)}" for name in names]
     yield from (Finding(_TOPIC, "missing", text) for text in faults)
@@ -191,7 +191,7 @@ def _difference(ours: Mapping[str, str], theirs: Mapping[str, Any], name: str) -
 
 
 def _reach(meeting: ConnectivityCheck, node: int, peer: _Node) -> None:
-    """Asks a node that has come, a few times; keeps what it says, or why it was not reached."""
+    """Connects to a node that has announced itself; records its answers, or why it was not reached."""
     record = _read(meeting.file(node))
     host, port, facts = record.get("host"), record.get("port"), record.get("facts")
     if not record or type(port) is not int:
@@ -208,10 +208,10 @@ def _reach(meeting: ConnectivityCheck, node: int, peer: _Node) -> None:
 
 
 def _asked(stream: BufferedRWPair, meeting: ConnectivityCheck, word: str, is_enough: bool) -> tuple[float, float]:
-    """Asks a node for the time; returns the shortest round trip and how far it is ahead.
+    """Asks a node for its time; returns the shortest round trip, and by how much the node's clock is ahead in it.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: it gives no answer, or none of a node with this word.
+        OSError, ValueError, KeyError, TypeError: the node gives no valid answer, or does not know the word.
     """
     rounds = []
     for _ in range(_ROUNDS):
@@ -222,6 +222,7 @@ def _asked(stream: BufferedRWPair, meeting: ConnectivityCheck, word: str, is_eno
         took = time.monotonic() - start_time
         if answer["word"] != word:
             raise ValueError("somebody else answers there")
+        # As in NTP: the clock was read half a round trip ago, so the shortest round trip gives the best estimate.
         rounds.append((took, float(answer["time"]) - before - took / 2))
     if is_enough:
         stream.write(b"thanks\n")
@@ -230,7 +231,7 @@ def _asked(stream: BufferedRWPair, meeting: ConnectivityCheck, word: str, is_eno
 
 
 def _answer(connection: socket.socket, word: str, clock: Callable[[], float], came: set[int]) -> None:
-    """Tells a node the time as often as it asks; it has come once it says that this was enough."""
+    """Answers a node with the time whenever it asks; adds it to ``came`` once it says thanks."""
     with suppress(OSError, ValueError), connection:
         connection.settimeout(_CONNECT_S)
         stream, node = connection.makefile("rwb"), -1

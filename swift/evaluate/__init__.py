@@ -1,5 +1,5 @@
-"""Evaluation: questions with known answers, and what models make of them, in numbers that have intervals.
+"""Evaluation: asks models questions with known answers, and reports scores with confidence intervals.
 
-``tasks`` defines the questions and reads them from files. ``scoring`` puts them to an engine, and ``harness`` lets
-lm-eval do so. ``results`` holds what models answered, compares them, and keeps that in files.
+``tasks`` defines the questions and reads them from files. ``scoring`` puts them to a generation engine, and ``harness``
+lets lm-eval do so. ``results`` holds the answers of models, compares models, and stores both in files.
 """

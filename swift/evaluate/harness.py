@@ -1,4 +1,4 @@
-"""A model of lm-eval whose log-probabilities and texts come from a generation engine."""
+"""An adapter for lm-eval: its model interface, backed by a generation engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,20 +16,20 @@ try:
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
     from tqdm import tqdm
-except ImportError:  # EngineLM says so
+except ImportError:  # reported by the constructor of EngineLM
     TemplateLM = object
 
 _KNOWN = ("do_sample", "max_gen_toks", "temperature", "top_k", "top_p", "until")
 
 
 class EngineLM(TemplateLM):
-    """An engine, to be given to ``lm_eval.simple_evaluate`` as its model.
+    """A generation engine as a model for ``lm_eval.simple_evaluate``.
 
-    All requests of a call are put to the engine at once, so what they have in common is computed once. While lm-eval
-    has an engine, nobody else may use it.
+    All requests of a call are submitted at once, so that common prefixes are computed once. Nothing else may use the
+    engine while lm-eval runs.
 
     Args:
-        engine: engine that answers.
+        engine: engine that answers the requests.
         tokenizer: tokenizer of the model.
 
     Raises:
@@ -49,32 +49,32 @@ class EngineLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text that has nothing before it: the one that prompts begin with, if there is one."""
+        """The token to put before a text without context: ``begin_of_prompt``, or the separator if there is none."""
         return prompt_tokens(self._texts, "")[0]
 
     @property
     def max_length(self) -> int:
-        """Positions of the model."""
+        """Number of positions that the model has."""
         return self._engine.gpt.config.sequence_length
 
     @property
     def tokenizer_name(self) -> str:
-        """Name of the tokenizer, in lm-eval's caches."""
+        """Name of the tokenizer in lm-eval's caches."""
         return repr(self._texts)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Returns the tokens of a text, after the one that prompts begin with.
+        """Tokenizes a text, with ``begin_of_prompt`` in front.
 
         Args:
             string: the text.
-            add_special_tokens: whether that one stands before it; None: unless the text has it itself.
+            add_special_tokens: whether to add ``begin_of_prompt``; None: unless the text begins with it already.
         """
         tokens, begin = [int(token) for token in self._texts.encode(string)], text_tokens(self._texts, "")
         is_there = add_special_tokens is None and tokens[: len(begin)] == begin
         return tokens if add_special_tokens is False or is_there else begin + tokens
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continues texts, each until one of its stop texts, the end of the document, or enough tokens."""
+        """Continues each text up to a stop text, a separator, or the maximum number of tokens."""
         asked = [self._continuing(number, *request.args) for number, request in enumerate(requests)]
         answers = self._answers([request for request, _ in asked], "generate_until", disable_tqdm)
         texts = []
@@ -85,7 +85,7 @@ class EngineLM(TemplateLM):
         return texts
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Scores whole texts; of a long one each part sees as much before it as the model has positions."""
+        """Returns log-probabilities of whole texts; a long text is scored in windows that fit the model's positions."""
         owners, pairs = [], []
         for number, request in enumerate(requests):
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -105,7 +105,7 @@ class EngineLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_others: Any
     ) -> list[tuple[float, bool]]:
-        """Scores continuations, as (log-probability, whether each of its tokens is the likeliest)."""
+        """Scores continuations as (log-probability, whether every token is the likeliest one)."""
         scores = self._scores([(before, scored) for _, before, scored in requests], "loglikelihood", disable_tqdm)
         for (texts, _, _), score in zip(requests, scores, strict=True):
             self.cache_hook.add_partial("loglikelihood", texts, score)
@@ -124,7 +124,7 @@ class EngineLM(TemplateLM):
         return [(0.0, True) if continuation is None else _score(next(answers)) for continuation in continuations]
 
     def _continuing(self, number: int, text: str, settings: Mapping[str, Any]) -> tuple[Request, list[str]]:
-        """Makes (the request that continues a text, its stop texts)."""
+        """Returns (the request that continues a text, its stop texts)."""
         known: dict[str, Any] = dict(normalize_gen_kwargs(dict(settings)))
         unknown = next((name for name in known if name not in _KNOWN), None)
         if unknown is not None:
@@ -141,7 +141,7 @@ class EngineLM(TemplateLM):
         return Request(tokens[-self.max_length :], known["max_gen_toks"], sampling, end, until), stops
 
     def _answers(self, requests: Sequence[Request], name: str, is_quiet: bool) -> list[Answer]:
-        """Answers requests, with a progress bar like lm-eval's own."""
+        """Runs the engine until all requests are answered, with a progress bar like lm-eval's own."""
         answers: list[Answer] = []
         try:
             answers += map(self._engine.submit, requests)

@@ -1,8 +1,7 @@
-"""Results of an evaluation of models: judgements, scores, and differences between two models.
+"""Results of evaluations: judgements, scores, and differences between two models, with 95 % confidence intervals.
 
-Scores and differences have confidence intervals of 95 %. A file of results is one JSON document of one or several
-models, which anybody may have made: what is read is checked, and a score is counted again from the answers, never taken
-from the file.
+A result file is a JSON document of one or several models. It is untrusted: values are checked when it is read, and
+scores are computed again from the answers, never taken from the file.
 """
 
 import json
@@ -17,27 +16,27 @@ from swift.errors import SettingError
 from swift.files import read_regular, replace_file
 
 _QUANTILE = 1.959963984540054
-"""97.5 % of a normal distribution lie below it."""
+"""The 97.5 % quantile of the standard normal distribution."""
 
 DIRECTORY = "evaluations"
-"""Directory of a run or a model in which its results are."""
+"""Subdirectory of a run or model directory that holds its results."""
 _FORMAT = 1
 _METRICS = ({"accuracy", "accuracy_per_byte"}, {"match"})
 
 
 class Interval(NamedTuple):
-    """Both ends of an interval."""
+    """An interval."""
 
     low: float
     high: float
 
 
 def share_interval(correct: int, count: int) -> Interval:
-    """Computes Wilson's score interval of a share; it is right for few questions and for shares near 0 and 1, too.
+    """Computes Wilson's score interval for a share, which also holds for few questions and for shares near 0 and 1.
 
     Args:
-        correct: questions that were answered correctly.
-        count: all questions, at least one.
+        correct: number of questions that were answered correctly.
+        count: number of all questions, at least one.
     """
     square = _QUANTILE**2
     middle = (correct + square / 2) / (count + square)
@@ -47,16 +46,17 @@ def share_interval(correct: int, count: int) -> Interval:
 
 
 def difference_interval(both: int, only_first: int, only_second: int, neither: int) -> Interval:
-    """Computes the interval of the first share less the second, of two models that were asked the same questions.
+    """Computes the interval for the difference of two models' shares on the same questions: first minus second.
 
-    Questions that are hard for one are mostly hard for the other, so it is narrower than that of two samples. It is
-    Newcombe's square-and-add interval from Wilson's (Statistics in Medicine 17, 1998, pages 2635 to 2650, method 10).
+    Questions that are hard for one model are mostly hard for the other, so the interval is narrower than for two
+    independent samples. It is Newcombe's square-and-add interval for paired data, from Wilson's intervals (Statistics
+    in Medicine 17, 1998, pages 2635 to 2650, method 10).
 
     Args:
-        both: questions that both have answered correctly.
-        only_first: those that only the first has.
-        only_second: those that only the second has.
-        neither: those that neither has; together there is at least one.
+        both: number of questions that both models have answered correctly.
+        only_first: number of questions that only the first has.
+        only_second: number of questions that only the second has.
+        neither: number of questions that neither has. The four counts must not all be 0.
     """
     count = both + only_first + only_second + neither
     first, second = (both + only_first) / count, (both + only_second) / count
@@ -75,7 +75,7 @@ def difference_interval(both: int, only_first: int, only_second: int, neither: i
 
 
 def _correlation(both: int, only_first: int, only_second: int, neither: int) -> float:
-    """Estimates the correlation of both models' answers, with a correction for continuity."""
+    """Estimates the correlation of the two models' answers (phi), with a continuity correction."""
     margins = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
     if margins == 0:
         return 0.0
@@ -92,11 +92,11 @@ class Judgement:
 
     Attributes:
         line: line of the question in the task file.
-        task: name of its task.
-        correct: whether it is right, by name of the score.
-        log_probs: log-probability of each choice; None where there are no choices.
-        text: text with which the model continued; None where there are choices.
-        unseen_tokens: first tokens of the question that the model did not see, since it has too few positions.
+        task: name of the question's task.
+        correct: whether the answer is right, by metric.
+        log_probs: log-probability of each choice; None for a question without choices.
+        text: text with which the model continued; None for a question with choices.
+        unseen_tokens: number of first tokens of the question that did not fit into the model's positions.
         name: the question's own ``id``.
     """
 
@@ -115,10 +115,10 @@ class Score:
 
     Attributes:
         task: name of the task.
-        metric: ``accuracy`` (the choice with the largest log-probability), ``accuracy_per_byte`` (the largest one for
-            each byte of the choice), or ``match``.
-        correct: questions that were answered correctly.
-        questions: questions that were answered.
+        metric: ``accuracy`` (largest log-probability), ``accuracy_per_byte`` (largest log-probability per byte of the
+            choice), or ``match``.
+        correct: number of questions that were answered correctly.
+        questions: number of questions that were answered.
     """
 
     task: str
@@ -128,7 +128,7 @@ class Score:
 
     @property
     def share(self) -> float:
-        """Correct answers for each question."""
+        """Share of correct answers."""
         return self.correct / self.questions
 
     @property
@@ -143,14 +143,14 @@ class Evaluation:
 
     Attributes:
         model: name of the model.
-        path: directory of the run or the model.
+        path: run or model directory.
         step: iteration of the checkpoint; None for a model directory.
         weights: SHA-256 of all weights.
         tasks: name of the task file.
-        tasks_digest: SHA-256 of its content.
-        num_questions: its questions.
-        seconds: time in which they were answered.
-        judgements: answers, in the order of their lines.
+        tasks_digest: SHA-256 of the task file's content.
+        num_questions: number of questions in the task file.
+        seconds: seconds that the answers took.
+        judgements: answers, in the order of the file's lines.
     """
 
     model: str
@@ -170,12 +170,12 @@ class Evaluation:
 
     @property
     def num_cut(self) -> int:
-        """Questions of which the model did not see the beginning."""
+        """Number of questions whose beginning did not fit into the model's positions."""
         return sum(judgement.unseen_tokens > 0 for judgement in self.judgements)
 
     @property
     def scores(self) -> list[Score]:
-        """A score for every task and metric, in the order of the tasks."""
+        """The score for every task and metric, in the order of the tasks."""
         counts: dict[tuple[str, str], list[bool]] = defaultdict(list)
         for judgement in self.judgements:
             for metric, is_correct in judgement.correct.items():
@@ -187,15 +187,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference in how often two models are right, over the questions that both have answered.
+    """The difference between two models' scores, over the questions that both have answered.
 
     Attributes:
         task: name of the task.
         metric: see ``Score``.
-        both: questions that both have answered correctly.
-        only_first: those that only the one has.
-        only_second: those that only the other has.
-        neither: those that neither has.
+        both: number of questions that both models have answered correctly.
+        only_first: number of questions that only the first has.
+        only_second: number of questions that only the second has.
+        neither: number of questions that neither has.
     """
 
     task: str
@@ -207,12 +207,12 @@ class Difference:
 
     @property
     def questions(self) -> int:
-        """Questions that both have answered."""
+        """Number of questions that both models have answered."""
         return self.both + self.only_first + self.only_second + self.neither
 
     @property
     def share(self) -> float:
-        """The one's share of correct answers less the other's."""
+        """Difference between the shares of correct answers: first minus second."""
         return (self.only_first - self.only_second) / self.questions
 
     @property
@@ -225,11 +225,11 @@ def differences(evaluation: Evaluation, other: Evaluation) -> Iterator[Differenc
     """Compares two models question by question.
 
     Args:
-        evaluation: answers of a model.
-        other: answers of another model to the same task file.
+        evaluation: answers of the first model.
+        other: answers of the second model to the same task file.
 
     Yields:
-        A difference for every task and metric of which both have answered a question.
+        A difference for every task and metric with a question that both have answered.
     """
     assert evaluation.tasks_digest == other.tasks_digest, "answers to other questions"
     other_judgements = {judgement.line: judgement for judgement in other.judgements}
@@ -245,10 +245,10 @@ def differences(evaluation: Evaluation, other: Evaluation) -> Iterator[Differenc
 
 
 def document_of(evaluations: Sequence[Evaluation], *, with_answers: bool = True) -> dict[str, Any]:
-    """Makes the document of results: scores of each model, and differences of each from the first.
+    """Makes the result document: the scores of each model, and its differences from the first model.
 
     Args:
-        evaluations: results, all of one task file.
+        evaluations: results for one and the same task file.
         with_answers: whether to include the answer to every question.
     """
     first, models = evaluations[0], []
@@ -267,17 +267,17 @@ def document_of(evaluations: Sequence[Evaluation], *, with_answers: bool = True)
 
 
 def write_evaluations(path: Path, evaluations: Sequence[Evaluation]) -> None:
-    """Writes results; the file is never half-written.
+    """Writes a result file atomically.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(exist_ok=True)
     replace_file(path, json.dumps(document_of(evaluations), indent=1, allow_nan=False).encode())
 
 
 def read_evaluations(path: Path) -> list[Evaluation]:
-    """Reads results.
+    """Reads a result file.
 
     Raises:
         SettingError: the file cannot be read, or is damaged.
@@ -297,7 +297,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
 
 
 def stored_evaluations(directory: Path) -> list[Evaluation]:
-    """Reads all results that lie with a run or a model, by name of the task file and iteration.
+    """Reads all results in a run or model directory, sorted by task file and iteration.
 
     Raises:
         SettingError: a file is damaged.
@@ -308,11 +308,11 @@ def stored_evaluations(directory: Path) -> list[Evaluation]:
 
 
 class _Damage(Exception):
-    """A value that no results have."""
+    """A result file has a value that Swift never writes."""
 
 
 def _sparse(judgement: Judgement) -> dict[str, Any]:
-    """The fields of a judgement that are not empty."""
+    """Returns the fields of a judgement that are neither None nor 0."""
     return {name: value for name, value in asdict(judgement).items() if value is not None and value != 0}
 
 

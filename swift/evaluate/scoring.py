@@ -1,6 +1,6 @@
-"""Questions of a task file, put to an engine all at once, so that they share their beginnings.
+"""Scoring of a task file's questions: all are put to an engine at once, so that they share common prefixes.
 
-A choice is scored by the log-probability of its tokens as the continuation of a text.
+A choice is scored by the log-probability of its tokens as the continuation of the prompt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,17 +18,17 @@ from swift.generate.programs import Until, decoded
 from swift.generate.request import GREEDY, Answer, Request
 
 _CALLS = 8
-"""Calls of the model after which it is looked up which questions are answered."""
+"""Number of model calls between checks for answered questions."""
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """A text and, at its end, the part that is scored.
+    """A text whose last part is to be scored.
 
     Attributes:
-        tokens: tokens of both that the model sees.
-        scored_from: number of the first token of the part.
-        unseen_tokens: tokens before those that the model sees.
+        tokens: tokens of the text that the model sees.
+        scored_from: index of the first token to score.
+        unseen_tokens: number of first tokens that were dropped to fit into the model's positions.
     """
 
     tokens: tuple[int, ...]
@@ -37,21 +37,21 @@ class Continuation:
 
     @property
     def request(self) -> Request:
-        """The request that scores it."""
+        """The request that scores the continuation."""
         return Request(self.tokens, scored_from=self.scored_from)
 
 
 def continuation_of(tokenizer: Tokenizer, begin: str, end: str, num_positions: int) -> Continuation | None:
-    """Makes the tokens of a text and its continuation.
+    """Tokenizes a text and its continuation.
 
-    The whole text is cut into tokens, and those are scored that the beginning alone does not have: a token may reach
-    across the boundary, as that of `` yes`` does after a beginning with a space at its end.
+    Both are tokenized together, and the tokens after the longest common prefix with ``begin`` alone are scored. A token
+    may cross the boundary, as the token of `` yes`` does if ``begin`` ends with a space.
 
     Args:
         tokenizer: tokenizer of the model.
-        begin: text before, which begins as prompts do; with no tokens, the model sees the one that ends a document.
-        end: text whose likelihood is wanted.
-        num_positions: positions of the model; of a longer text it sees the last tokens. The last token of all takes no
+        begin: text before the continuation; if it has no tokens, a separator stands for it.
+        end: text to score.
+        num_positions: number of positions of the model; a longer text loses its first tokens. The last token needs no
             position, since nothing follows it.
 
     Returns:
@@ -65,7 +65,10 @@ def continuation_of(tokenizer: Tokenizer, begin: str, end: str, num_positions: i
 
 
 def seen(tokens: Sequence[int], scored_from: int, num_positions: int) -> Continuation | None:
-    """Drops the first tokens of a text that is longer than the positions; None if nothing to score is left."""
+    """Drops the first tokens of a text that is longer than the positions.
+
+    Returns None if there is no token to score, or none is left before the first one that is scored.
+    """
     unseen = max(0, len(tokens) - num_positions - 1)
     if not unseen < scored_from < len(tokens):
         return None
@@ -73,7 +76,7 @@ def seen(tokens: Sequence[int], scored_from: int, num_positions: int) -> Continu
 
 
 def _common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
-    """Counts the tokens that two texts begin with alike."""
+    """Returns the length of the common prefix of two token sequences."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((number for number, (a, b) in pairs if a != b), min(len(first), len(second)))
 
@@ -84,7 +87,7 @@ class PendingQuestion:
 
     Attributes:
         question: the question.
-        requests: one for each choice, or one that continues the prompt.
+        requests: one request for each choice, or one that continues the prompt.
         unseen_tokens: see ``Judgement``.
     """
 
@@ -96,10 +99,10 @@ class PendingQuestion:
 def prepare_questions(
     engine: TextEngine, tokenizer: Tokenizer, path: str, questions: Sequence[Question]
 ) -> list[PendingQuestion]:
-    """Makes the requests of questions; nothing is computed.
+    """Makes the requests of questions, without computing anything.
 
     Args:
-        engine: engine that will be asked; of a text beyond the positions of its model it sees the last tokens.
+        engine: engine that will be asked; of a text longer than its positions it sees the last tokens.
         tokenizer: tokenizer of the model.
         path: task file, for errors.
         questions: the questions.
@@ -136,19 +139,19 @@ def _prepare_completion(
 
 
 def ask(engine: TextEngine, tokenizer: Tokenizer, asked: Sequence[PendingQuestion]) -> Iterator[list[Judgement]]:
-    """Puts questions to an engine.
+    """Runs an engine until all questions are answered.
 
     Args:
-        engine: engine that has nothing else to do.
+        engine: idle engine.
         tokenizer: tokenizer of the model.
-        asked: questions of ``prepare_questions``.
+        asked: questions from ``prepare_questions``.
 
     Yields:
-        Judgements of questions that are answered by now, after each call of the model; mostly none, and all together
-        one for each question.
+        After each call of the model, the judgements of newly answered questions: mostly none; in total, one for each
+        question.
 
     Raises:
-        RunError: the model's probabilities are not numbers.
+        RunError: the model's log-probabilities are not finite.
     """
     waiting = [(question, [engine.submit(request) for request in question.requests]) for question in asked]
     try:
@@ -192,10 +195,10 @@ def _judgement_of(tokenizer: Tokenizer, asked: PendingQuestion, answers: Sequenc
 
 
 def judged(right: Selection, log_probs: np.ndarray) -> dict[str, bool]:
-    """Tells whether the right choice is the likeliest: by its whole log-probability, and by that of each of its bytes.
+    """Returns whether the right choice is the likeliest, by log-probability and by log-probability per byte.
 
-    White space before a choice does not count towards its length, as in lm-eval's ``acc_norm``, which counts
-    letters instead of bytes.
+    White space in front of a choice does not count towards its length, as in lm-eval's ``acc_norm``, which counts
+    characters instead of bytes.
     """
     lengths = np.array([len(choice.lstrip().encode()) for choice in right.choices])
     values = zip(("accuracy", "accuracy_per_byte"), (log_probs, log_probs / lengths), strict=True)

@@ -1,7 +1,7 @@
-"""Questions to a model with the answers that are right, and the task files that hold them.
+"""Questions with right answers, and the task files that hold them.
 
-A task file has a JSON object on each line, a question or settings that the later questions of its task share. It is
-data, and may be anybody's: every wrong line is named, with the field and what is allowed.
+A task file has a JSON object on each line: a question, or settings for the later questions of its task. It is untrusted
+data: every invalid line is reported, with the field and the values that are allowed.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ from swift.errors import MAX_TOKENS, SettingError
 from swift.files import read_regular
 
 _SHOWN = 60
-"""Letters of a value that a mistake shows at most."""
+"""Number of characters that an error shows of a value, at most."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """One of several texts is right: that which the model finds likeliest.
+    """The answer key of a question with choices; the model chooses the text that it finds likeliest.
 
     Attributes:
         choices: texts that may follow the prompt.
-        answer: number of the right one, from 0.
+        answer: index of the right choice, from 0.
     """
 
     choices: tuple[str, ...]
@@ -36,15 +36,16 @@ class Selection:
 
 @dataclass(frozen=True)
 class Completion:
-    """The text with which the model continues is right if it is one of some texts, or if a pattern is found in it.
+    """The answer key of a question without choices: right texts, or a pattern to find in the model's text.
 
     Attributes:
-        answers: right texts; none where there is a pattern.
-        pattern: regular expression that a right text has somewhere.
-        extract: regular expression whose first match is compared with the answers: its first group, if it has groups.
-        ignore_case: whether capital letters count as small ones.
-        stop: texts at which the model's ends; they are not part of it.
-        max_tokens: its tokens at most.
+        answers: right texts; empty if there is a pattern.
+        pattern: regular expression to search for in the model's text.
+        extract: regular expression whose first match, or its first group if it has groups, is compared with the answers
+            instead of the whole text.
+        ignore_case: whether to ignore the case of letters.
+        stop: texts at which the model's text ends; they are not included.
+        max_tokens: number of tokens of the model's text, at most.
     """
 
     answers: tuple[str, ...] = ()
@@ -60,11 +61,11 @@ class Question:
     """A question of a task.
 
     Attributes:
-        line: its line in the task file, from 1.
+        line: line in the task file, from 1.
         task: name of the task.
-        prompt: text that the model is given, with its prefix.
-        right: what is right.
-        name: the ``id`` that the file gives it.
+        prompt: text that the model is given, with the task's prefix.
+        right: the answer key.
+        name: the ``id`` in the task file.
     """
 
     line: int
@@ -75,12 +76,12 @@ class Question:
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the scores that it counts for."""
+        """Names of the metrics that the question counts for."""
         return ("accuracy", "accuracy_per_byte") if isinstance(self.right, Selection) else ("match",)
 
 
 def before_stops(text: str, stops: Sequence[str]) -> str:
-    """Cuts a text where the first of several others begins.
+    """Cuts a text at the first occurrence of any stop text.
 
     >>> before_stops("Paris.\\nQ: And", [".", "\\n"])
     'Paris'
@@ -89,7 +90,7 @@ def before_stops(text: str, stops: Sequence[str]) -> str:
 
 
 def is_match(right: Completion, text: str) -> bool:
-    """Tells whether a model's text is right; white space around it and around the answers does not count.
+    """Whether a model's text is right; white space around the text and the answers is ignored.
 
     >>> is_match(Completion(("18",), extract=r"#### (-?[0-9]+)"), "9 + 9 are 18\\n#### 18")
     True
@@ -113,12 +114,12 @@ def _plain(text: str, ignore_case: bool) -> str:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """Questions as they were read.
+    """The questions of a task file.
 
     Attributes:
-        name: name of the file, without its directory and suffix.
-        digest: SHA-256 of its content.
-        questions: questions in the order of their lines.
+        name: name of the file, without directory and suffix.
+        digest: SHA-256 of the content.
+        questions: questions in the order of the lines.
     """
 
     name: str
@@ -127,7 +128,7 @@ class TaskFile:
 
 
 class _Verbatim(str):
-    """A value as a mistake shows it."""
+    """A value that errors show without quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__
@@ -137,7 +138,7 @@ _NOT_GIVEN = _Verbatim("(not given)")
 
 
 class _Mistake(Exception):
-    """A field that cannot be: its name, its value, and what is allowed."""
+    """A field of a line is invalid: its name, its value, and the values that are allowed."""
 
     def __init__(self, field: str, value: object, allowed: str):
         super().__init__(field)
@@ -152,7 +153,7 @@ def read_tasks(path: Path, setting: str = "--tasks") -> tuple[TaskFile, list[Set
         setting: name of the argument that gave it, for errors.
 
     Returns:
-        (its questions; a mistake for each line that is wrong, whose questions are missing).
+        (the questions of the valid lines; an error for each invalid line).
 
     Raises:
         SettingError: the file cannot be read, or has no question.
@@ -166,7 +167,7 @@ def read_tasks(path: Path, setting: str = "--tasks") -> tuple[TaskFile, list[Set
     shared: dict[str, dict[str, Any]] = {}
     kinds: dict[str, tuple[str, int]] = {}
     for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.removeprefix(BOM_UTF8).strip():  # a mark also begins each of several files that were joined
+        if not line.removeprefix(BOM_UTF8).strip():  # files that were concatenated have a byte-order mark each
             continue
         try:
             fields = _checked(_object(line))
@@ -258,14 +259,14 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         f"must be a whole number from 1 to {MAX_TOKENS:,}",
     ),
 }
-"""Check of each field of a line, and what it allows."""
+"""For each field, its check and a description of the allowed values."""
 _OF_ONE = ("answer", "pattern", "id")
-"""Fields of a question, which no settings can have."""
+"""Fields for a single question, which a line of settings cannot have."""
 _OF_COMPLETIONS = ("pattern", "extract", "ignore_case", "stop", "max_tokens")
 
 
 def _checked(fields: dict[str, Any]) -> dict[str, Any]:
-    """Checks each field by itself."""
+    """Checks each field on its own."""
     for name, value in fields.items():
         if name not in _FIELDS:
             raise _Mistake(name, value, f"is not a field: a line has {', '.join(_FIELDS)}")
@@ -279,7 +280,7 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(fields: dict[str, Any]) -> dict[str, Any]:
-    """Checks a line without a prompt; returns what the questions after it share."""
+    """Checks a line without a prompt; returns the settings for the later questions of its task."""
     for name in _OF_ONE:
         if name in fields:
             raise _Mistake("prompt", _NOT_GIVEN, f"must be given beside {name}")
@@ -327,6 +328,6 @@ def _completion(fields: Mapping[str, Any]) -> Completion:
 
 
 def _shown(value: object) -> object:
-    """A value as a mistake shows it: what is long is cut."""
+    """Formats a value for an error message; a long one is cut."""
     text = value if isinstance(value, _Verbatim) else json.dumps(value)
     return _Verbatim(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

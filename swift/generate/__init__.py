@@ -1,9 +1,9 @@
-"""Generation: many requests to one model, which share the keys and values of common beginnings.
+"""Generation: an engine that batches many requests to one model and shares the KV cache of common prefixes.
 
-``engine`` answers requests (``request``, which also chooses the next tokens). ``texts`` hands out pages and knows which
-texts share them, and ``paged_model`` plans the tokens of a call and runs the forward pass over keys and values in
-pages. ``programs`` writes texts of given and generated parts, some of them constrained, and ``continuation`` continues
-texts by the model of a run.
+``engine`` answers requests. ``request`` defines requests and answers, and samples the next tokens. ``texts`` schedules
+sequences and manages the pages of the KV cache, with a radix tree of shared prefixes. ``paged_model`` plans the tokens
+of a call and runs the forward pass over the pages. ``programs`` writes prompts of given and generated parts, with
+constrained decoding, and ``continuation`` continues texts with the model of a run.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Texts continued by a trained model, several at once."""
+"""Continuation of texts by a trained model, several at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from swift.generate.request import Answer, Request, Sampling
 from swift.train.model_directory import load_float32
 
 _MOST_AT_ONCE = 16
-"""Texts that are continued at the same time."""
+"""Number of texts that are continued at the same time, at most."""
 
 
 def generate(
@@ -24,23 +24,23 @@ def generate(
     sampling: Sampling,
     expert_ranks: int = 1,
 ) -> Iterator[tuple[int, str]]:
-    """Continues texts, piece by piece.
+    """Continues texts with a trained model, and streams the new text.
 
-    The model sees as many of a text's last tokens as it has positions.
+    Of a long text, the model sees the last ``sequence_length`` tokens.
 
     Args:
         experiment: settings of the model.
         path: model directory.
         prompts: texts to continue.
-        num_tokens: number of tokens to add to each.
-        sampling: choice of the tokens; each text has choices of its own.
-        expert_ranks: devices over which the experts are spread.
+        num_tokens: number of tokens to add to each text.
+        sampling: how to choose tokens; every text has its own random stream.
+        expert_ranks: number of devices over which the experts are spread.
 
     Returns:
-        (number of the prompt, new text of it), as soon as its characters are complete.
+        Pairs (number of the prompt, next piece of its new text), as soon as the characters of a piece are complete.
 
     Raises:
-        SettingError: the model, a prompt or the number of tokens cannot be; at once, not with the first piece.
+        SettingError: the model, a prompt or the number of tokens is invalid; raised at once, not with the first piece.
     """
     check_count("--tokens", num_tokens, least=1, most=MAX_TOKENS)
     for prompt in prompts:
@@ -59,7 +59,7 @@ def generate(
 
 
 def _check_prompt(prompt: str) -> None:
-    """Raises SettingError if a prompt has bytes of the command line that are no text."""
+    """Raises SettingError if a prompt from the command line holds bytes that are not UTF-8."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Answers to many requests at once, of one model."""
+"""The generation engine: continuous batching of requests to one model."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,24 +27,24 @@ from swift.generate.texts import SequencePool, TokenSequence
 from swift.models.gpt import GPT, Weights
 
 _FEW_CANDIDATES = 64
-"""Candidates of a choice, unless a request has more."""
+"""Number of candidate tokens to sort when sampling, unless a request has a larger ``top_k``."""
 
 
 @dataclass(frozen=True)
 class TextEngineConfig:
-    """Sizes of the engine's arrays, and so of its two programs.
+    """Array sizes of the engine, which fix the shapes in its two compiled programs: prefill and decode.
 
     Attributes:
-        batch: texts that run at a time, at most; each call that decodes adds a token to every one.
-        cache_tokens: tokens whose keys and values are kept; None: for as many texts as the batch, of all positions.
-        prefill_passages: passages in a call that reads prompts; a long prompt takes several.
-        prefill_length: tokens of such a passage, at most.
-        share_prefixes: whether texts share the keys and values of common beginnings.
-        expert_ranks: devices over which the experts of every layer are spread; the rest of the model and the keys and
-            values are on each.
+        batch: number of texts that run at the same time, at most; a decoding call adds a token to each.
+        cache_tokens: number of tokens in the KV cache; None: enough for ``batch`` texts of full length.
+        prefill_passages: number of passages in a prefill call; a long prompt is split into several passages.
+        prefill_length: number of tokens in a passage, at most.
+        share_prefixes: whether texts share the KV cache of common prefixes.
+        expert_ranks: number of devices over which the experts of every layer are spread; the rest of the model and the
+            KV cache are replicated.
 
     Raises:
-        SettingError: a value cannot be.
+        SettingError: a value is out of range.
     """
 
     batch: int = 16
@@ -63,12 +63,12 @@ class TextEngineConfig:
 
 @dataclass
 class Computed:
-    """Counts of what an engine has computed so far.
+    """Counters of an engine's work so far.
 
     Attributes:
-        prompt_tokens: tokens computed of texts as they were admitted.
-        new_tokens: tokens chosen.
-        calls: calls of the model.
+        prompt_tokens: number of tokens computed in prefill.
+        new_tokens: number of tokens generated.
+        calls: number of calls of the model.
     """
 
     prompt_tokens: int = 0
@@ -77,16 +77,16 @@ class Computed:
 
 
 class TextEngine:
-    """Continues and scores texts; requests come at any time, and share what they can.
+    """Continues and scores texts. Requests may come at any time, and share the KV cache of common prefixes.
 
-    An answer does not depend on the other requests, their order, or the memory, but for rounding: a choice is keyed by
-    its request's seed and stream and by its number in the answer.
+    Apart from rounding, an answer does not depend on the other requests, their order, or the cache size: the random
+    number of a token is keyed by the request's seed and stream and the token's position in the answer.
 
     Args:
-        gpt: architecture.
-        experts: settings of the experts; every token is served by all that it is routed to.
+        gpt: architecture of the model.
+        experts: settings of the experts; routing is dropless.
         weights: weights of whole experts, on the host or on a device.
-        config: sizes.
+        config: sizes; None: the defaults.
     """
 
     def __init__(self, gpt: GPT, experts: ExpertConfig, weights: Weights, config: TextEngineConfig | None = None):
@@ -118,14 +118,14 @@ class TextEngine:
 
     @property
     def num_unanswered(self) -> int:
-        """Requests that have no answer yet."""
+        """Number of requests whose answers are not complete."""
         return len(self.drafts.running) + self.drafts.num_waiting
 
     def submit(self, request: Request) -> Answer:
-        """Adds a request.
+        """Adds a request to the queue.
 
         Returns:
-            The answer, which ``step`` fills in.
+            The answer, which calls of ``step`` fill in.
 
         Raises:
             SettingError: the request cannot be answered by this engine.
@@ -136,19 +136,19 @@ class TextEngine:
             answer.reason = "end"
             return answer
         if request.max_tokens == 0 and request.scored_from is not None:
-            tokens = tokens[: max(1, len(tokens) - 1)]  # nothing follows the last one
+            tokens = tokens[: max(1, len(tokens) - 1)]  # the last token is only scored, so no forward pass is needed
         self.drafts.add(answer, tokens, allowed)
         return answer
 
     def submit_all(self, requests: Iterable[Request]) -> list[Answer]:
-        """Adds requests, as ``submit`` does: all of them or, where anything ends that, none."""
+        """Adds requests as ``submit`` does; if one fails, or the call is interrupted, all of them are cancelled."""
         answers: list[Answer] = []
         with self._cancelling(answers):
             answers += map(self.submit, requests)
         return answers
 
     def answers(self, requests: Iterable[Request]) -> list[Answer]:
-        """Answers requests, and whatever was submitted before."""
+        """Submits requests and runs the engine until these, and all requests submitted before, are answered."""
         answers = self.submit_all(requests)
         with self._cancelling(answers):
             while not self.is_idle:
@@ -157,7 +157,7 @@ class TextEngine:
 
     @contextmanager
     def _cancelling(self, answers: Sequence[Answer]) -> Iterator[None]:
-        """Ends requests where the block is interrupted or fails."""
+        """Cancels requests if the block fails or is interrupted."""
         try:
             yield
         except BaseException:
@@ -166,17 +166,17 @@ class TextEngine:
             raise
 
     def cancel(self, answer: Answer) -> None:
-        """Ends a request; what it has so far stays in the answer."""
+        """Ends a request; the answer keeps its tokens so far."""
         if answer.reason is None:
             self.drafts.cancel(answer)
             answer.reason = "cancelled"
 
     def step(self) -> None:
-        """Makes one call of the model, which reads texts or adds a token to every one that is read.
+        """Calls the model once: either to prefill, or to decode one token for every text that is prefilled.
 
         Raises:
-            BaseException: whatever ends the call, such as KeyboardInterrupt; the requests then begin again where their
-                answers are.
+            BaseException: any error of the call, or KeyboardInterrupt. The KV cache is then emptied, and every request
+                continues from the tokens that its answer has.
         """
         self.drafts.admit()
         if not self.drafts.running:
@@ -186,16 +186,17 @@ class TextEngine:
             chosen = self._chosen(passages, logits_RV)
             self.drafts.append([(draft, token) for draft, (token, sure) in chosen if self._accept(draft, token, sure)])
         except BaseException:
+            # ``extend`` takes the pages by donation, so after a failed call their contents are gone.
             self.drafts.forget()
             self._empty_pages()
             raise
 
     def _call(self) -> tuple[list[TokenChunk], jax.Array]:
-        """Runs the model once; returns (the passages, their logits)."""
+        """Runs the model once; returns (passages, logits after each)."""
         config, drafts = self.config, self.drafts.running
         read = [draft for draft in drafts if draft.is_read]
         unread = sorted((draft for draft in drafts if not draft.is_read), key=lambda draft: draft.read_order)
-        # Texts that slide are read again for every token, and take turns with those that are not.
+        # A text that slides is prefilled again for every token: alternate, so that it does not starve the others.
         only_slid = all(draft.has_slid for draft in unread)
         if not unread or (read and only_slid and not self._decoded_last):
             passages, shape = decoding_passages(read), (config.batch, 1)
@@ -216,7 +217,7 @@ class TextEngine:
     def _chosen(
         self, passages: Sequence[TokenChunk], logits_RV: jax.Array
     ) -> list[tuple[TokenSequence, tuple[int, float]]]:
-        """Chooses the next (token, log-probability) of every text that has its logits."""
+        """Chooses the next (token, log-probability) for every text whose logits are computed."""
         places: list[tuple[int, TokenSequence]] = []
         for row, passage in enumerate(passages):
             for draft in passage.continued:
@@ -238,7 +239,7 @@ class TextEngine:
         return list(zip((draft for _, draft in places), values, strict=False))
 
     def _accept(self, draft: TokenSequence, token: int, log_prob: float) -> bool:
-        """Adds a token to an answer; False if it was the last one."""
+        """Adds a token to an answer; returns whether the answer continues."""
         answer, request = draft.answer, draft.answer.request
         answer.tokens.append(token)
         answer.log_probs.append(log_prob)
@@ -247,7 +248,7 @@ class TextEngine:
             try:
                 request.constraint.accept(token)
                 draft.allowed = _allowed(request, self.gpt.vocab_size)
-            except Exception as error:  # a caller's code, which must not end the work of others
+            except Exception as error:  # the caller's code must not break other requests
                 answer.error = error
                 self._finish(draft, "failed")
                 return False
@@ -264,7 +265,7 @@ class TextEngine:
         self.drafts.finish(draft)
 
     def _checked(self, request: Request) -> np.ndarray:
-        """Checks a request; returns its tokens, int32."""
+        """Validates a request and returns its tokens, int32."""
         tokens, vocab = np.asarray(request.tokens, np.int64), self.gpt.vocab_size
         most, reason = self._num_positions, "the positions of the model"
         if self.num_pages < most:
@@ -287,7 +288,7 @@ class TextEngine:
 
 
 def _allowed(request: Request, vocab_size: int) -> np.ndarray | None:
-    """Asks a request's constraint for the tokens that may come next."""
+    """Returns the constraint's mask of allowed next tokens, bool[V]; None: all are allowed."""
     assert request.constraint is not None
     allowed = request.constraint.allowed()
     if allowed is not None and allowed.shape != (vocab_size,):

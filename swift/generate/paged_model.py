@@ -1,14 +1,14 @@
-"""The forward pass over texts whose keys and values lie in pages, in any order, and the plan of its calls.
+"""The forward pass over a paged KV cache, and the planning of its calls.
 
-A page holds the keys and values of one token. A call adds passages of tokens to texts: what is missing of texts that
-were admitted, or the last token of each. Each layer writes the keys and values of all passages before it reads any, so
-a passage may build on another of the same call: a long text can be cut into several, and texts may share a beginning
-that is only now computed.
+A page holds the keys and values of one token. A call processes passages, which are chunks of consecutive tokens of a
+text: the uncomputed tokens of texts in prefill, or the last token of each text in decoding. Each layer writes the keys
+and values of all passages before it reads any. A passage may therefore depend on another one of the same call: a long
+text can be split into several passages, and texts can share a prefix that the same call computes.
 
-The experts may be spread over devices; everything else is on each of them.
+The experts may be spread over devices; everything else is replicated.
 
-Legend: P pages, R passages, C tokens of a passage, N columns of a table, H heads, K heads of keys and values,
-G = H / K query heads for each of them, W channels of a head, V vocabulary.
+Legend: P pages, R passages, C tokens of a passage, N columns of a page table, H heads, K key-value heads,
+G = H / K query heads for each key-value head, W channels of a head, V vocabulary.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,44 +33,44 @@ from swift.mesh.per_rank import EXPERT_AXIS
 from swift.models.gpt import GPT, Weights
 
 COLUMNS_PER_BLOCK = 64
-"""Columns of the tables that attention reads at once; the number of a table's columns is a multiple."""
+"""Number of page table columns that attention reads at once; a table's width is a multiple."""
 
 
 class Passages(NamedTuple):
-    """Passages of tokens to add to texts; rows with a count of zero are empty."""
+    """A call's passages as arrays of fixed shapes; rows with count 0 are empty."""
 
     token_RC: jax.Array  # int32
-    page_RC: jax.Array  # int32, where each token's keys and values go; P: nowhere
+    page_RC: jax.Array  # int32, page to write each token's keys and values to; P: do not write
     first_R: jax.Array  # int32, position of the first token
-    count_R: jax.Array  # int32, tokens of the passage
+    count_R: jax.Array  # int32, number of tokens
     table_RN: jax.Array  # int32, page of every position of the text
-    label_RC: jax.Array  # int32, token whose log-probability after each one is wanted; -1: none
+    label_RC: jax.Array  # int32, next token to score after each token; -1: none
 
 
 class Scores(NamedTuple):
-    """Logits and scores of a passage's tokens."""
+    """The results of a call: logits for sampling, and label scores."""
 
-    logits_RV: jax.Array  # after the last one, at least float32
-    log_prob_RC: jax.Array  # of the label after each one; zero without a label
+    logits_RV: jax.Array  # after each passage's last token, at least float32
+    log_prob_RC: jax.Array  # log-probability of each label; 0 without a label
     likeliest_RC: jax.Array  # bool, whether the label is the likeliest token
 
 
 Pages: TypeAlias = tuple[jax.Array, ...]
-"""Keys (first) and values (second) of each layer, [P, 2, K, W]; an array a layer, so that no layer is ever copied."""
+"""Keys (index 0) and values (1) of each layer, [P, 2, K, W]; one array per layer, so that updates copy no layer."""
 
 
 _EXPERT_RANKS = "TextEngineConfig.expert_ranks"
 
 
 def check_expert_ranks(num_ranks: int, num_classes: int) -> None:
-    """Raises SettingError unless that many experts can be spread evenly; asks JAX for nothing."""
+    """Raises SettingError unless the experts can be spread evenly over ``num_ranks``; does not initialize JAX."""
     check_count(_EXPERT_RANKS, num_ranks, least=1)
     if num_classes % num_ranks:
         raise SettingError(_EXPERT_RANKS, num_ranks, f"must divide {num_classes}, the number of experts")
 
 
 def check_devices(num_ranks: int) -> None:
-    """Raises SettingError unless there are as many devices, emulated ones included; starts JAX for more than one."""
+    """Raises SettingError unless JAX has ``num_ranks`` devices, emulated ones included; one rank needs no check."""
     if num_ranks == 1:
         return
     num_devices = len(jax.devices())
@@ -79,10 +79,10 @@ def check_devices(num_ranks: int) -> None:
 
 
 def rank_mesh(num_ranks: int, num_classes: int) -> Mesh | None:
-    """Lays expert ranks on the first devices, emulated ones included; None for one rank, which needs no mesh.
+    """Returns a mesh of expert ranks on the first devices; None for one rank, which needs no mesh.
 
     Raises:
-        SettingError: the experts cannot be spread evenly, or there are not as many devices.
+        SettingError: the experts cannot be spread evenly, or there are too few devices.
     """
     check_expert_ranks(num_ranks, num_classes)
     if num_ranks == 1:
@@ -92,14 +92,14 @@ def rank_mesh(num_ranks: int, num_classes: int) -> Mesh | None:
 
 
 def on_every(ranks: Mesh | None) -> NamedSharding | None:
-    """The sharding of an array that every rank has as a whole; None where there is one rank."""
+    """Returns the replicated sharding on a mesh of ranks; None without a mesh."""
     return None if ranks is None else NamedSharding(ranks, PartitionSpec())
 
 
 def spread_experts(gpt: GPT, weights: Weights, ranks: Mesh | None) -> Weights:
-    """Puts weights on the expert ranks: of each layer an equal share of the experts, in their order.
+    """Places the weights: each rank gets an equal, contiguous share of every layer's experts and all other weights.
 
-    Weights on the host go to their own ranks alone, so no device need have room for all experts.
+    Weights on the host are sent to their own ranks only, so no device needs memory for all experts.
     """
     if ranks is None:
         return jax.device_put(weights)
@@ -111,7 +111,7 @@ def spread_experts(gpt: GPT, weights: Weights, ranks: Mesh | None) -> Weights:
 
 
 def empty_pages(gpt: GPT, num_pages: int, dtype: DTypeLike, sharding: NamedSharding | None = None) -> Pages:
-    """Makes pages that hold nothing, on the devices of a sharding."""
+    """Allocates an empty KV cache with the given sharding."""
     config = gpt.config
     shape = (num_pages, 2, config.kv_heads, config.channels)
     return tuple(jnp.zeros(shape, dtype, device=sharding) for _ in range(config.num_layers))
@@ -121,18 +121,18 @@ def empty_pages(gpt: GPT, num_pages: int, dtype: DTypeLike, sharding: NamedShard
 def extend(
     gpt: GPT, experts: ExpertConfig, weights: Weights, pages: Pages, passages: Passages, ranks: Mesh | None = None
 ) -> tuple[Scores, Pages]:
-    """Adds passages of tokens to texts.
+    """Computes passages of tokens and writes their keys and values to the cache.
 
     Args:
-        gpt: architecture.
-        experts: settings of the experts; every token is served by all that it is routed to.
+        gpt: architecture of the model.
+        experts: settings of the experts; routing is dropless.
         weights: weights of whole experts.
-        pages: keys and values so far, which are used up.
-        passages: the tokens.
-        ranks: mesh of the expert ranks over which ``weights`` are placed; None: all are on one device.
+        pages: KV cache; donated.
+        passages: passages to compute.
+        ranks: mesh of the expert ranks over which ``weights`` are placed; None: one device.
 
     Returns:
-        (scores, the keys and values with those of the passages).
+        (scores, the updated KV cache).
     """
     column_C = jnp.arange(passages.token_RC.shape[1], dtype=jnp.int32)
     valid_RC = column_C[None] < passages.count_R[:, None]
@@ -159,23 +159,23 @@ def _paged_attention(
     table_RN: Int[Array, "R N"],
     position_RC: Int[Array, "R C"],
 ) -> Float[Array, "R C H W"]:
-    """Mixes the values of the positions up to each query's own.
+    """Computes causal attention over the pages of each passage's text.
 
-    Reads the tables a block of columns at a time, and no block beyond the largest position: the softmax's sum is
+    Reads the page tables block by block, up to the largest position, with an online softmax: the running sum is
     rescaled whenever a block has a larger score (arXiv 1805.02867).
 
     Args:
         query_RCHW: queries.
         pages_P2KW: keys and values of a layer.
-        table_RN: int32, page of every position.
-        position_RC: int32, position of each query.
+        table_RN: page of every position.
+        position_RC: position of each query, which sees positions up to its own.
     """
     passages, length, heads, channels = query_RCHW.shape
     kv_heads = pages_P2KW.shape[2]
     wide = jnp.promote_types(query_RCHW.dtype, jnp.float32)
     query_RCKGW = query_RCHW.reshape(passages, length, kv_heads, heads // kv_heads, channels)
     column_N = jnp.arange(COLUMNS_PER_BLOCK, dtype=jnp.int32)
-    rows_PX = pages_P2KW.reshape(len(pages_P2KW), -1)  # of one dim: XLA on CPU gathers them in half the time
+    rows_PX = pages_P2KW.reshape(len(pages_P2KW), -1)  # flat rows: XLA on CPU gathers them in half the time
 
     def add_block(block: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, Any, Any]:
         largest, total, mixed = state
@@ -192,7 +192,7 @@ def _paged_attention(
         return larger, total * decay + shares.sum(axis=-1), mixed * decay[..., None] + added
 
     shape = (passages, kv_heads, heads // kv_heads, length)
-    # Every query sees the first column, so the largest score is finite after the first block.
+    # Start from a finite minimum. Every query sees column 0, so after the first block the maximum is a real score.
     start = jnp.full(shape, jnp.finfo(wide).min, wide), jnp.zeros(shape, wide), jnp.zeros((*shape, channels), wide)
     num_blocks = position_RC.max() // COLUMNS_PER_BLOCK + 1
     _, total, mixed = lax.fori_loop(0, num_blocks, add_block, start)
@@ -217,7 +217,7 @@ def _mixture(
     if ranks is not None:
         replicated = PartitionSpec()
         specs = (replicated, replicated, replicated, PartitionSpec(EXPERT_AXIS), replicated)
-        # check_vma=False: the loops of the grouped matmul begin with zeros, which are the same on all ranks.
+        # check_vma=False: the grouped matmul's loops start from zeros that are replicated, but become rank-varying.
         run = jax.shard_map(run, mesh=ranks, in_specs=specs, out_specs=replicated, check_vma=False)
     y_TD = run(logits_TE, x_TD, valid_T, state, bias_E)
     none = jnp.zeros(experts.num_classes, jnp.int32)
@@ -227,7 +227,10 @@ def _mixture(
 def _label_scores(
     gpt: GPT, weights: Weights, x_RCD: jax.Array, label_RC: jax.Array
 ) -> tuple[Float[Array, "R C"], jax.Array]:
-    """Computes (log-probability of each label, whether it is the likeliest), if there is any, passage by passage."""
+    """Computes (log-probability of each label, whether it is the likeliest token), [R, C].
+
+    Skipped if there are no labels, and computed passage by passage, so that logits [C, V] are held for one at a time.
+    """
     dtype = jnp.promote_types(x_RCD.dtype, jnp.float32)
 
     def passage(x_CD: jax.Array, label_C: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -247,15 +250,15 @@ def _label_scores(
 
 @dataclass(eq=False)
 class TokenChunk:
-    """Tokens of a text to be computed together.
+    """A passage: consecutive tokens of a text that a call computes together.
 
     Attributes:
         draft: the text.
         first: position of the first token.
-        end: position after the last one.
-        num_written: how many of the text's first tokens have their keys and values already; they are not written again.
-        scored: range of the text's tokens, as the request has it, that are scored: successors of those of the passage.
-        continued: texts that continue with the token after it.
+        end: position after the last token.
+        num_written: number of the text's first tokens whose keys and values are in the cache; not written again.
+        scored: range of the request's tokens to score, each by the logits of the passage's token before it.
+        continued: texts whose next token is chosen from the logits after the passage.
     """
 
     draft: TokenSequence
@@ -267,16 +270,16 @@ class TokenChunk:
 
 
 def plan_passages(drafts: Iterable[TokenSequence], most_passages: int, passage_length: int) -> list[TokenChunk]:
-    """Plans what is missing of texts that were admitted.
+    """Plans a prefill call: the uncomputed tokens of admitted texts, split into passages.
 
-    What several texts miss is computed for the first of them; they wait for nothing, as a call may read what it writes.
-    Texts that are the same share the logits, too. At least the last token of a text is computed for those, and all
-    whose successors are scored.
+    Tokens that several texts share are computed for the first of the texts. The others need not wait, since a call may
+    read what it writes. Identical texts share the logits, too. Of every text, at least the last token is computed, for
+    its logits, and all tokens whose successors are scored.
 
     Args:
-        drafts: running texts, in the order in which they are read.
-        most_passages: passages of a call, R.
-        passage_length: tokens of a passage, C.
+        drafts: running texts, in the order in which they are prefilled.
+        most_passages: R, number of passages of the call, at most.
+        passage_length: C, number of tokens of a passage, at most.
     """
     passages: list[TokenChunk] = []
     ends: dict[Node, TokenChunk] = {}
@@ -297,7 +300,7 @@ def plan_passages(drafts: Iterable[TokenSequence], most_passages: int, passage_l
 
 
 def decoding_passages(drafts: Iterable[TokenSequence]) -> list[TokenChunk]:
-    """Plans the last token of every text."""
+    """Plans a decoding call: the last token of every text."""
     passages = []
     for draft in drafts:
         last = len(draft.tokens) - 1
@@ -309,14 +312,14 @@ def decoding_passages(drafts: Iterable[TokenSequence]) -> list[TokenChunk]:
 def as_arrays(
     passages: Sequence[TokenChunk], num_passages: int, passage_length: int, num_columns: int, nowhere: int
 ) -> Passages:
-    """Collects passages into NumPy arrays of fixed shapes, which the call of the model puts on its devices.
+    """Collects passages into NumPy arrays of fixed shapes, padded with empty rows.
 
     Args:
         passages: at most ``num_passages`` passages.
         num_passages: R.
         passage_length: C.
         num_columns: N.
-        nowhere: page of a token whose keys and values are not to be written.
+        nowhere: page number that stands for "do not write": P.
     """
     token_RC, page_RC, label_RC = (np.full((num_passages, passage_length), fill, np.int32) for fill in (0, nowhere, -1))
     first_R, count_R = np.zeros(num_passages, np.int32), np.zeros(num_passages, np.int32)
@@ -334,19 +337,19 @@ def as_arrays(
 
 
 def note_scores(passage: TokenChunk, log_prob_C: np.ndarray, is_likeliest_C: np.ndarray) -> None:
-    """Adds the scores of a passage to the answer of its text."""
+    """Appends a passage's scores to its text's answer."""
     answer, columns = passage.draft.answer, _columns(passage)
     answer.text_log_probs = np.concatenate([answer.text_log_probs, log_prob_C[columns]])
     answer.is_likeliest = np.concatenate([answer.is_likeliest, is_likeliest_C[columns]])
 
 
 def _columns(passage: TokenChunk) -> slice:
-    """The tokens of a passage whose successors are scored."""
+    """Returns the columns of a passage whose next tokens are scored."""
     return slice(passage.scored.start - 1 - passage.first, passage.scored.stop - 1 - passage.first)
 
 
 def _unscored(draft: TokenSequence) -> range:
-    """The tokens of the request's text that are still to be scored."""
+    """Returns the range of the request's tokens that are still to be scored."""
     request = draft.answer.request
     if request.scored_from is None:
         return range(0)

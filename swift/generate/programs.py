@@ -1,9 +1,8 @@
-"""Programs that write texts with a model: prompts that grow by given and by generated parts.
+"""Language model programs: prompts that grow by given and generated parts, as in SGLang (arXiv 2312.07104, section 2).
 
-As in SGLang (arXiv 2312.07104, section 2). A prompt is lazy: adding a part returns at once, and reading an answer runs
-the engine until it is there. All prompts of a ``Writer`` are written at the same time, and share what they can. A
-generated part (``Gen``) may be held to a regular expression or end before given texts, and shows its text piece by
-piece.
+A prompt is lazy: adding a part returns at once, and reading a generated part runs the engine until it is complete. All
+prompts of a ``Writer`` run at the same time and share prefixes. A generated part (``Gen``) may be constrained to a
+regular expression, or end at stop texts. ``StreamedText`` decodes tokens piece by piece.
 """
 
 import threading
@@ -22,7 +21,7 @@ from swift.generate.engine import TextEngine
 from swift.generate.request import Answer, Request, Sampling
 
 _TOKENS_BEFORE = 16
-"""Tokens with which those after them are decoded."""
+"""Number of preceding tokens that are decoded together with new ones, as context."""
 
 _NOTHING = "matches no text that the tokens can spell"
 
@@ -31,18 +30,18 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Gen:
-    """A part of a prompt that the model writes.
+    """A part of a prompt that the model generates.
 
     Attributes:
-        name: name of the part, by which it is read.
-        max_tokens: its tokens at most.
-        sampling: choice of the tokens; parts and forks of a prompt have choices of their own.
-        stop: texts at which it ends; they are not part of it.
-        regex: regular expression that it matches as a whole, unless ``max_tokens`` cuts it short.
-        choices: texts of which the likeliest is taken, by the sum of the log-probabilities of its tokens.
+        name: name by which the part is read.
+        max_tokens: number of tokens, at most.
+        sampling: how to choose tokens; every part and every fork of a prompt has its own random stream.
+        stop: texts at which the part ends; they are not included.
+        regex: regular expression that the whole part must match, unless ``max_tokens`` cuts it short.
+        choices: texts to choose from; the one with the largest sum of its tokens' log-probabilities is taken.
 
     Raises:
-        SettingError: a value cannot be.
+        SettingError: a value is invalid.
     """
 
     name: str
@@ -72,16 +71,17 @@ class Gen:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts at which it ends."""
+        """The texts at which the part ends."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 class StreamedText:
-    """The text of tokens, in pieces of whole characters.
+    """A streaming decoder: turns tokens into pieces of text with whole characters.
 
     Args:
-        tokenizer: tokenizer that decodes them.
-        before: tokens that they follow, and that are not shown: some tokenizers begin a text without its first space.
+        tokenizer: tokenizer of the tokens.
+        before: preceding tokens, which are not shown; they are context, since some tokenizers drop the first space of
+            a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
@@ -89,7 +89,7 @@ class StreamedText:
         self._shown = tokenizer.decode(np.array(self._seen)) if self._seen else ""
 
     def after(self, token: int) -> str:
-        """The text that a token completes; empty within a character of several tokens."""
+        """Returns the text that a token completes; "" within a character that spans several tokens."""
         self._seen.append(token)
         text = self._tokenizer.decode(np.array(self._seen))
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
@@ -101,21 +101,21 @@ class StreamedText:
 
 
 def decoded(tokenizer: Tokenizer, tokens: Sequence[int], before: Sequence[int] = ()) -> str:
-    """The text of tokens that follow others."""
+    """Decodes tokens that follow the tokens ``before``."""
     seen = list(before[-_TOKENS_BEFORE:])
     shown = tokenizer.decode(np.array(seen)) if seen else ""
     return tokenizer.decode(np.array([*seen, *tokens]))[len(shown) :] if tokens else ""
 
 
 class Grammar:
-    """Regular expressions over the tokens of a tokenizer; needs the extra ``regex`` (llguidance).
+    """Compiles regular expressions for a tokenizer's tokens; needs the extra ``regex`` (llguidance).
 
     Args:
         tokenizer: tokenizer of the texts.
-        vocab_size: tokens that the model knows, V; those beyond the tokenizer's are never allowed.
+        vocab_size: V, vocabulary size of the model; tokens that the tokenizer lacks are never allowed.
 
     Raises:
-        SettingError: the extra is missing, or the tokenizer is not one whose tokens are known as bytes.
+        SettingError: the extra is missing, or the tokenizer does not tell the bytes of its tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int):
@@ -129,10 +129,10 @@ class Grammar:
         self._matchers: dict[str, Any] = {}
 
     def matching(self, regex: str) -> "Matching":
-        """Makes the constraint of one answer.
+        """Returns a new constraint for one answer.
 
         Raises:
-            SettingError: the expression is malformed, or nothing can satisfy it.
+            SettingError: the expression is malformed, or no text can match it.
         """
         if regex not in self._matchers:
             grammar = self._library.LLMatcher.grammar_from_regex(regex)
@@ -147,36 +147,36 @@ class Grammar:
 
 
 class Matching:
-    """The constraint that an answer matches a regular expression as a whole."""
+    """A constraint: the whole answer must match a regular expression."""
 
     def __init__(self, matcher: Any, vocab_size: int):
         self._matcher, self._vocab_size = matcher, vocab_size
 
     def allowed(self) -> np.ndarray:
-        """Tells which tokens may come next, bool[V]."""
+        """Returns which tokens may come next, bool[V]."""
         allowed_V = np.zeros(self._vocab_size, bool)
         if not self._matcher.is_stopped():
             bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
             size = min(len(bits), self._vocab_size)
             allowed_V[:size] = bits[:size]
-        # Some expressions are found to match nothing only here.
+        # For some expressions, llguidance finds out only here that nothing matches.
         return allowed_V & (not self._matcher.is_error())
 
     def accept(self, token: int) -> None:
-        """Adds a token that was allowed."""
+        """Advances by a token, which must be allowed."""
         if not self._matcher.consume_token(token):
             raise ValueError(f"token {token} was not allowed: {self._matcher.get_error()}")
 
 
 class Until:
-    """The constraint that an answer ends when it holds one of some texts.
+    """A constraint: the answer ends as soon as it contains a stop text.
 
     Args:
         tokenizer: tokenizer of the answer.
         before: tokens before the answer.
-        stops: the texts.
-        vocab_size: tokens that the model knows, V.
-        inner: constraint that holds, too.
+        stops: the stop texts.
+        vocab_size: V, vocabulary size of the model.
+        inner: another constraint to satisfy; None: none.
     """
 
     def __init__(
@@ -192,14 +192,15 @@ class Until:
         self._none_V = np.zeros(vocab_size, bool)
 
     def allowed(self) -> np.ndarray | None:
-        """Tells which tokens may come next, bool[V]; None: all."""
+        """Returns which tokens may come next, bool[V]; None: all."""
         if any(stop in self._end for stop in self._stops):
             return self._none_V
         return None if self._inner is None else self._inner.allowed()
 
     def accept(self, token: int) -> None:
-        """Adds a token that was allowed."""
+        """Advances by a token, which must be allowed."""
         piece = self._shown.after(token)
+        # A stop text may begin in an earlier piece, so keep as many characters before this piece as the longest has.
         self._end = (self._end + piece)[-(self._longest + len(piece)) :]
         if self._inner is not None:
             self._inner.accept(token)
@@ -216,7 +217,7 @@ def _wrapped(library: Any, tokenizer: Tokenizer) -> Any:
 
 
 class _Bytes:
-    """The tokens of ``ByteTokenizer``, as the library wants them."""
+    """The interface of ``ByteTokenizer`` that llguidance expects."""
 
     eos_token_id, bos_token_id = 0, None
     tokens = tuple(bytes([byte]) for byte in range(256))
@@ -227,10 +228,10 @@ class _Bytes:
 
 
 class Writer:
-    """An engine, and the tokenizer of its texts. While a writer has an engine, nobody else may use it.
+    """Runs prompts on an engine, from any number of threads; nothing else may use the engine meanwhile.
 
     Args:
-        engine: engine that answers.
+        engine: engine that answers the prompts' requests.
         tokenizer: tokenizer of the texts.
     """
 
@@ -242,7 +243,7 @@ class Writer:
         self._grammar: Grammar | None = None
 
     def prompt(self, text: str = "") -> "Prompt":
-        """Begins a prompt."""
+        """Starts a prompt, with ``text`` as its first part."""
         begun = Prompt(self)
         if text:
             begun += text
@@ -251,18 +252,18 @@ class Writer:
     def run(
         self, program: Callable[..., _Result], arguments: Iterable[Sequence[object]], most_at_once: int = 64
     ) -> list[_Result]:
-        """Runs a program for each of several tuples of arguments, many at once.
+        """Runs a program once for each tuple of arguments, many runs at once.
 
         Args:
-            program: function of a new prompt and the arguments.
+            program: takes a new prompt and the arguments.
             arguments: arguments of each run.
-            most_at_once: runs at once at most.
+            most_at_once: number of runs at once, at most; each has a thread.
 
         Returns:
-            Results in the order of the arguments.
+            The results, in the order of the arguments.
 
         Raises:
-            Exception: whatever a run raises; it ends the others.
+            Exception: the first error of a run; the other runs are cancelled.
         """
         threads = ThreadPoolExecutor(most_at_once, "program")
         try:
@@ -276,7 +277,7 @@ class Writer:
             threads.shutdown()
 
     def wait(self, is_done: Callable[[], bool]) -> None:
-        """Runs the engine until a condition holds; of several threads that wait, one runs it for all."""
+        """Runs the engine until ``is_done``; if several threads wait, one of them runs it for all."""
         with self.condition:
             while not is_done():
                 if self._is_stepping:
@@ -285,6 +286,7 @@ class Writer:
                 self._is_stepping = True
                 try:
                     self._advance()
+                    # Without the lock, so that other threads can add parts during the step.
                     self.condition.release()
                     try:
                         self.engine.step()
@@ -296,11 +298,11 @@ class Writer:
                     self.condition.notify_all()
 
     def has_grown(self, prompt: "Prompt") -> None:
-        """Notes that a prompt has a new part; the caller holds the condition."""
+        """Registers that a prompt has a new part; the caller must hold ``condition``."""
         self._growing[prompt] = None
 
     def grammar(self) -> Grammar:
-        """The regular expressions of the tokenizer, made at first use."""
+        """Returns the compiler of regular expressions, which is made at first use."""
         if self._grammar is None:
             self._grammar = Grammar(self.tokenizer, self.engine.gpt.vocab_size)
         return self._grammar
@@ -309,7 +311,7 @@ class Writer:
         self._growing = {prompt: None for prompt in self._growing if prompt.advance()}
 
     def _cancel(self) -> None:
-        """Ends all prompts that are being written."""
+        """Cancels all unfinished prompts, once no thread is running the engine."""
         with self.condition:
             self.condition.wait_for(lambda: not self._is_stepping)
             for prompt in self._growing:
@@ -319,13 +321,13 @@ class Writer:
 
 
 class Prompt:
-    """A text that grows by given parts (``+= "text"``) and by those that the model writes (``+= Gen("name")``).
+    """A text that grows by given parts (``+= "text"``) and by parts that the model generates (``+= Gen("name")``).
 
-    Given parts that follow each other become tokens together, each sequence of them by itself.
+    Consecutive given parts are joined before they are tokenized; generated parts separate them.
 
     Args:
-        writer: writer of the parts.
-        branch: number of the fork at every fork so far.
+        writer: writer that runs the prompt.
+        branch: path of fork numbers from the original prompt; it gives every fork its own random streams.
     """
 
     def __init__(self, writer: Writer, branch: tuple[int, ...] = ()):
@@ -341,10 +343,10 @@ class Prompt:
         self._error: BaseException | None = None
 
     def __iadd__(self, part: str | Gen) -> "Prompt":
-        """Adds a part; nothing is computed yet.
+        """Adds a part, without computing anything yet.
 
         Raises:
-            SettingError: the name of the part is taken.
+            SettingError: an earlier part has the same name.
         """
         if not isinstance(part, str | Gen):
             raise TypeError(f"a part of a prompt is a text or a Gen, not {part!r}")
@@ -358,28 +360,28 @@ class Prompt:
         return self
 
     def __getitem__(self, name: str) -> str:
-        """The text of a named part, as soon as it is there.
+        """Returns the text of a named part; waits until it is complete.
 
         Raises:
             KeyError: no part has the name.
-            SettingError: it cannot be answered.
+            SettingError: the part cannot be generated.
         """
         self._wait(name)
         return self._texts[name]
 
     def answer(self, name: str) -> Answer:
-        """The tokens of a named part, why they ended and how likely they are; of choices, those of the chosen one."""
+        """Returns the engine's answer for a named part, or for the text chosen among its ``choices``."""
         self._wait(name)
         return self._answers[name]
 
     @property
     def text(self) -> str:
-        """The whole text, as soon as all of it is there."""
+        """The whole text; waits until all parts are complete."""
         self._wait()
         return self._text + self._unread
 
     def fork(self, count: int) -> "list[Prompt]":
-        """Makes prompts that continue this one, each by itself and with choices of its own."""
+        """Returns independent continuations of this prompt, with different random streams."""
         self._wait()
         forks = []
         for _ in range(count):
@@ -392,17 +394,17 @@ class Prompt:
         return forks
 
     def join(self, forks: "Sequence[Prompt]") -> dict[str, list[str]]:
-        """Waits for forks; returns, by name, the texts of each that this prompt has not."""
+        """Waits for forks; returns, by name, the texts of the parts that this prompt does not have, one per fork."""
         for other in forks:
             other._wait()
         names = {name for other in forks for name in other._texts if name not in self._names}
         return {name: [other._texts[name] for other in forks if name in other._texts] for name in sorted(names)}
 
     def advance(self) -> bool:
-        """Continues as far as possible without the engine; called by whoever runs it, who holds the condition.
+        """Advances as far as possible without running the engine; the caller must hold the writer's condition.
 
         Returns:
-            Whether the prompt waits for an answer.
+            Whether the prompt waits for the engine.
         """
         try:
             while self._parts and self._error is None:
@@ -422,19 +424,19 @@ class Prompt:
         return False
 
     def cancel(self) -> None:
-        """Ends the prompt; the caller holds the condition, and nobody runs the engine."""
+        """Cancels the prompt; the caller must hold the writer's condition, and no thread may run the engine."""
         self._error = self._error or CancelledError()
         for answer in self._asked or ():
             self._writer.engine.cancel(answer)
 
     def _wait(self, name: str | None = None) -> None:
-        """Waits for a named part, or for all."""
+        """Waits for a named part, or for all parts."""
         self._writer.wait(lambda: name in self._texts or self._error is not None or not self._parts)
         if self._error is not None and name not in self._texts:
             raise self._error
 
     def _ask(self, gen: Gen) -> list[Answer]:
-        """Submits what a part needs."""
+        """Submits the requests for a generated part: one, or one per choice."""
         writer, tokenizer = self._writer, self._writer.tokenizer
         if self._tokens:
             self._tokens += [int(token) for token in tokenizer.encode(self._unread)]
@@ -463,7 +465,7 @@ class Prompt:
         return [answer]
 
     def _take(self, gen: Gen, answers: Sequence[Answer]) -> None:
-        """Adds what a part has become."""
+        """Appends the completed text of a generated part."""
         tokenizer, answer = self._writer.tokenizer, answers[0]
         if answer.error is not None:
             raise answer.error
@@ -476,6 +478,7 @@ class Prompt:
             tokens = [token for token in answer.tokens if token != tokenizer.separator]
             text = decoded(tokenizer, tokens, self._tokens)
             at = min((place for stop in gen.stops if (place := text.find(stop)) >= 0), default=None)
+            # Cut at the stop text; if it begins inside a token, the characters before it are tokenized again.
             if at is not None:
                 text = text[:at]
                 while tokens and len(decoded(tokenizer, tokens, self._tokens)) > at:

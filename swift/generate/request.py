@@ -1,6 +1,6 @@
-"""Requests to the engine, their answers, and the choice of the next token.
+"""Requests to the engine, their answers, and the sampling of the next token.
 
-Legend: B texts, R rows of logits, V vocabulary.
+Legend: B texts, R rows of logits, V vocabulary, K candidate tokens.
 """
 
 from collections.abc import Sequence
@@ -17,27 +17,27 @@ from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.largest import largest
 
 Reason = Literal["length", "stop", "end", "cancelled", "failed"]
-"""End of an answer: as many tokens as asked for, a stop token, nothing allowed after it, at the caller's
-wish, or because its constraint raised an error."""
+"""Why an answer ended: ``max_tokens`` reached, a stop token, no token allowed by the constraint, cancelled by the
+caller, or an error of the constraint."""
 
 
 _MOST = 2**31 - 1
-"""Largest ``top_k`` that an array of int32 holds; no vocabulary has as many tokens."""
+"""Largest ``top_k`` that fits into int32; no vocabulary has as many tokens."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The choice of the next token.
+    """How to choose the next token.
 
     Attributes:
-        temperature: temperature of the choice; 0 always takes the likeliest token.
-        top_k: number of the likeliest tokens to choose from.
-        top_p: the likeliest tokens to choose from have at least this probability together.
-        seed: seed of the choices.
-        stream: number of a text among those of one seed, whose choices are independent.
+        temperature: softmax temperature; 0 always takes the likeliest token.
+        top_k: number of likeliest tokens to sample from.
+        top_p: total probability of the likeliest tokens to sample from, at least (nucleus sampling).
+        seed: seed of the random numbers.
+        stream: number of the random stream; texts with the same seed but different streams are independent.
 
     Raises:
-        SettingError: a value cannot be.
+        SettingError: a value is out of range.
     """
 
     temperature: float = 0.8
@@ -57,17 +57,17 @@ class Sampling:
 
 
 GREEDY = Sampling(temperature=0.0, top_k=1)
-"""Always the likeliest token."""
+"""Greedy decoding: always the likeliest token."""
 
 
 class Constraint(Protocol):
-    """Tokens that may come next, as the text grows. It belongs to one request."""
+    """A constraint on the next tokens, updated as the text grows; each request needs its own."""
 
     def allowed(self) -> np.ndarray | None:
-        """Tells which tokens may come next, bool[V], none of them at the end; None: all."""
+        """Returns which tokens may come next, bool[V]; all False ends the answer, None allows all tokens."""
 
     def accept(self, token: int) -> None:
-        """Adds a token that was allowed."""
+        """Advances by a token, which was allowed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +76,11 @@ class Request:
 
     Attributes:
         tokens: the text, at least one token.
-        max_tokens: tokens to add at most; 0 to score only.
-        sampling: choice of the tokens.
-        stop_tokens: tokens at which the answer ends; they are part of it.
-        constraint: tokens that are allowed; None: all.
-        scored_from: number of the first token of the text whose log-probability is wanted; None: of none.
+        max_tokens: number of tokens to add, at most; 0 to score only.
+        sampling: how to choose tokens.
+        stop_tokens: tokens that end the answer; the answer includes them.
+        constraint: constraint on the new tokens; None: none.
+        scored_from: index of the first token of the text to score; None: score none.
     """
 
     tokens: Sequence[int]
@@ -93,16 +93,16 @@ class Request:
 
 @dataclass(eq=False)
 class Answer:
-    """The tokens that continue a text, as far as they are there.
+    """The answer to a request, which grows with every step of the engine.
 
     Attributes:
-        request: what was asked for.
-        tokens: new tokens.
-        log_probs: log-probability of each, whatever its temperature.
-        text_log_probs: log-probability of every token of the text from ``scored_from`` on.
-        is_likeliest: whether each of these was the likeliest token.
-        reason: reason why it ended; None before.
-        error: what its constraint raised.
+        request: the request.
+        tokens: new tokens so far.
+        log_probs: log-probability of each new token, before temperature, top-k and top-p.
+        text_log_probs: log-probability of each token of the text from ``scored_from`` on.
+        is_likeliest: whether each scored token of the text is the likeliest one.
+        reason: why the answer ended; None while it grows.
+        error: exception that the constraint raised.
     """
 
     request: Request
@@ -115,19 +115,19 @@ class Answer:
 
 
 class Choices(NamedTuple):
-    """The choice of a token for each of B texts, as data."""
+    """The sampling settings of B texts, as arrays."""
 
-    row_B: jax.Array  # int32, row of its logits
+    row_B: jax.Array  # int32, row of the text's logits
     temperature_B: jax.Array  # float32
     top_k_B: jax.Array  # int32
     top_p_B: jax.Array  # float32
     seed_B: jax.Array  # uint32
     stream_B: jax.Array  # uint32
-    number_B: jax.Array  # uint32, tokens of the text that were chosen before
+    number_B: jax.Array  # uint32, number of tokens generated so far
 
     @classmethod
     def of(cls, samplings: "list[tuple[int, Sampling, int]]", size: int) -> "Choices":
-        """Collects (row, settings, number) of texts as NumPy arrays, and fills up to a fixed number of them."""
+        """Collects (row, settings, number) of texts into NumPy arrays, padded to ``size`` texts."""
         full = samplings + [(0, GREEDY, 0)] * (size - len(samplings))
         columns = [
             (row, s.temperature, min(s.top_k, _MOST), s.top_p, s.seed, s.stream, number) for row, s, number in full
@@ -141,19 +141,19 @@ class Choices(NamedTuple):
 def choose(
     logits_RV: Float[Array, "R V"], choices: Choices, allowed_BV: Bool[Array, "B V"] | None, *, num_candidates: int
 ) -> tuple[Any, Any]:
-    """Chooses a token for each text; the choice depends on nothing but its own logits, settings and number.
+    """Samples a token for each text, from nothing but its own logits, settings and number.
 
-    One uniform number decides: the token at which the sum of the probabilities, the largest first, exceeds it. So the
-    same text gets the same token whatever else is in the batch.
+    Inverse transform sampling with one uniform number per token: takes the token at which the cumulative probability,
+    sorted in descending order, exceeds the number. So a text gets the same token whatever else is in the batch.
 
     Args:
         logits_RV: logits.
-        choices: how to choose.
+        choices: sampling settings of each text.
         allowed_BV: tokens to choose from; None: all.
-        num_candidates: largest ``top_k``, at most V.
+        num_candidates: K, number of likeliest tokens to sort: the largest ``top_k``, at most V.
 
     Returns:
-        (int32[B], the tokens; [B], log-probability of each, before temperature and selection).
+        (tokens, int32[B]; log-probability of each token before temperature, top-k and top-p, [B]).
     """
     logits_BV = logits_RV[choices.row_B]
     log_total_B = jax.nn.logsumexp(logits_BV, axis=1)
@@ -163,7 +163,7 @@ def choose(
     temperature_B = jnp.maximum(choices.temperature_B.astype(values_BK.dtype), 1e-6)
     weights_BK = jnp.exp((values_BK - values_BK[:, :1]) / temperature_B[:, None])
     weights_BK = jnp.where(jnp.arange(num_candidates)[None] < choices.top_k_B[:, None], weights_BK, 0)
-    # Of the candidates in order, those before which less than top_p is reached.
+    # Top-p: keep the candidates before which the cumulative probability is below top_p, so at least the first one.
     sums_BK = jnp.cumsum(weights_BK, axis=1)
     weights_BK = jnp.where(sums_BK - weights_BK < choices.top_p_B[:, None] * sums_BK[:, -1:], weights_BK, 0)
     uniform_B = jax.vmap(_uniform)(choices.seed_B, choices.stream_B, choices.number_B).astype(weights_BK.dtype)
@@ -176,6 +176,6 @@ def choose(
 
 
 def _uniform(seed: jax.Array, stream: jax.Array, number: jax.Array) -> jax.Array:
-    """A number from 0 to 1, below it."""
+    """Returns a uniform random number in [0, 1), keyed by all three arguments."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), stream), number)
     return jax.random.uniform(key, (), jnp.float32)

@@ -1,10 +1,10 @@
-"""The waiting and running texts, and the pages of their tokens, which they share where they begin alike.
+"""The scheduler of waiting and running texts, and the page allocator of the KV cache, which shares common prefixes.
 
-Nothing is computed here. A fixed number of pages is handed out, so the memory never exceeds its limit. A radix tree
-over tokens knows which texts share a beginning, and in which pages its keys and values are, as in RadixAttention
-(SGLang, arXiv 2312.07104, section 3): an edge holds a run of tokens, a node splits where texts part, a node that a
-request uses is locked, and leaves that nobody uses are evicted, the least recently used first. A token may be in the
-tree before its keys and values are computed: whoever is next to need it computes it.
+Nothing is computed here. The number of pages is fixed, so memory never exceeds its limit. A radix tree over tokens
+records which texts share a prefix, and which pages hold its keys and values, as in RadixAttention (SGLang, arXiv
+2312.07104, section 3): each node holds a run of tokens and is split where texts diverge. Nodes that a request uses are
+locked; unused leaves are evicted, least recently used first. A token may be in the tree before its keys and values are
+computed: the next text that needs it computes it.
 """
 
 import heapq
@@ -17,23 +17,23 @@ import numpy as np
 from swift.generate.request import Answer
 
 _HEADROOM = 64
-"""Tokens that every running text should still find room for when another one is admitted."""
+"""Number of tokens by which every running text should still be able to grow when another one is admitted."""
 _EMPTY = np.zeros(0, np.int32)
 
 
 @dataclass(eq=False)
 class Node:
-    """A run of tokens after those of its parents.
+    """A radix tree node: a run of tokens that follows the parent's.
 
     Attributes:
         tokens: int32, the tokens of the run.
-        pages: int32, the page of each.
-        parent: node before it; None for the root, which has no tokens, and for a node that was evicted.
-        num_computed: tokens of the run, the first ones, whose keys and values are computed.
-        children: nodes after it, by their first token.
-        num_locks: requests that use it or a node below it.
-        last_used: time of its last use, in uses of the tree.
-        is_candidate: whether it is in the tree's heap of candidates for eviction.
+        pages: int32, the page of each token.
+        parent: parent node; None for the root, which has no tokens, and for an evicted node.
+        num_computed: number of the run's first tokens whose keys and values are computed.
+        children: child nodes by their first token.
+        num_locks: number of requests that use this node or a node below.
+        last_used: time of the last use, counted in lookups of the tree.
+        is_candidate: whether the node is in the tree's heap of candidates for eviction.
     """
 
     tokens: np.ndarray
@@ -47,7 +47,7 @@ class Node:
 
     @property
     def path(self) -> "list[Node]":
-        """The nodes from the first after the root to this one."""
+        """The nodes from the child of the root down to this one."""
         nodes, node = [], self
         while node.parent is not None:
             nodes.append(node)
@@ -56,12 +56,12 @@ class Node:
 
     @property
     def is_free_leaf(self) -> bool:
-        """Whether nobody uses it and no text continues after it."""
+        """Whether no request uses the node and it has no children."""
         return self.num_locks == 0 and not self.children
 
 
 class RadixTree:
-    """Texts that share the pages of their common beginnings."""
+    """A radix tree of token sequences that share pages where they have common prefixes."""
 
     def __init__(self) -> None:
         self.root = Node(_EMPTY, _EMPTY, None, num_locks=1)
@@ -73,19 +73,17 @@ class RadixTree:
 
     @property
     def num_evictable(self) -> int:
-        """Tokens whose pages ``evict`` could free."""
+        """Number of tokens whose pages ``evict`` could free."""
         return self.num_tokens - self.num_locked
 
     def match(self, tokens: Sequence[int] | np.ndarray) -> tuple[Node, int]:
-        """Finds the longest beginning of a text that the tree holds.
-
-        The node that the beginning ends in is split there.
+        """Finds the longest prefix of a text in the tree; splits the node in which the prefix ends.
 
         Args:
-            tokens: a text.
+            tokens: the text.
 
         Returns:
-            (node that the beginning ends with, its number of tokens).
+            (node with which the prefix ends, number of tokens in the prefix).
         """
         text = np.asarray(tokens, np.int32)
         self._clock += 1
@@ -99,15 +97,15 @@ class RadixTree:
         return node, matched
 
     def insert(self, tokens: Sequence[int] | np.ndarray, pages: np.ndarray, num_computed: int) -> tuple[Node, int]:
-        """Adds a text; a beginning of it that the tree holds already keeps the pages that it has.
+        """Adds a text; a prefix that is already in the tree keeps its pages there.
 
         Args:
             tokens: the text.
-            pages: int32, the page of each of its tokens.
-            num_computed: its first tokens whose keys and values are in these pages.
+            pages: int32, the page of each token.
+            num_computed: number of first tokens whose keys and values are in these pages.
 
         Returns:
-            (node that the text ends with, tokens that were held already).
+            (node with which the text ends, number of tokens that were in the tree already).
         """
         text = np.asarray(tokens, np.int32)
         node, num_matched = self.match(text)
@@ -121,26 +119,26 @@ class RadixTree:
         return added, num_matched
 
     def lock(self, node: Node) -> None:
-        """Keeps a node and those before it until ``unlock``."""
+        """Protects a node and its ancestors from eviction until ``unlock``."""
         for path_node in node.path:
             self.num_locked += len(path_node.tokens) if path_node.num_locks == 0 else 0
             path_node.num_locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Ends a ``lock``."""
+        """Releases one ``lock`` of a node."""
         for path_node in node.path:
             path_node.num_locks -= 1
             self.num_locked -= len(path_node.tokens) if path_node.num_locks == 0 else 0
         self._list(node)
 
     def evict(self, num_tokens: int) -> np.ndarray:
-        """Removes leaves that nobody uses, the least recently used first; the last of them only as far as needed.
+        """Evicts unused leaves, least recently used first; of the last leaf only as many tokens as needed.
 
         Args:
-            num_tokens: number of pages wanted.
+            num_tokens: number of pages to free.
 
         Returns:
-            int32, the freed pages; fewer than wanted if no more can be.
+            int32, the freed pages; fewer than ``num_tokens`` if all others are locked.
         """
         freed: list[np.ndarray] = []
         missing = num_tokens
@@ -149,8 +147,8 @@ class RadixTree:
             node.is_candidate = False
             parent = node.parent
             if parent is None or not node.is_free_leaf:
-                continue  # whatever makes it one again lists it again
-            if listed_for < node.last_used:
+                continue  # no longer a free leaf; when it becomes one again, it is pushed again
+            if listed_for < node.last_used:  # used since it was pushed: its key in the heap is out of date
                 self._list(node)
                 continue
             keep = max(0, len(node.tokens) - missing)
@@ -168,14 +166,17 @@ class RadixTree:
         return np.concatenate(freed) if freed else _EMPTY
 
     def _list(self, node: Node) -> None:
-        """Adds a node to the candidates for eviction, if it is one."""
+        """Pushes a node to the heap of candidates for eviction if it is a free leaf and not in the heap."""
         if node.is_free_leaf and not node.is_candidate:
             self._num_listed += 1
             node.is_candidate = True
             heapq.heappush(self._candidates, (node.last_used, self._num_listed, node))
 
     def _split(self, node: Node, at: int) -> Node:
-        """Splits a node; the object becomes the lower half, so that those who hold it still hold its end."""
+        """Splits a node and returns the new upper half; the object becomes the lower half.
+
+        So a text that refers to the node still refers to the end of its prefix.
+        """
         parent = node.parent
         assert parent is not None, "the root has no tokens"
         upper = Node(node.tokens[:at], node.pages[:at], parent, min(at, node.num_computed))
@@ -188,7 +189,7 @@ class RadixTree:
 
 
 def _common_length(first: np.ndarray, second: np.ndarray) -> int:
-    """Number of tokens that two texts begin with alike."""
+    """Returns the length of the common prefix of two token arrays."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
     return int(differs.argmax()) if differs.any() else length
@@ -201,17 +202,17 @@ class TokenSequence:
     Attributes:
         answer: request and answer.
         number: order of arrival.
-        tokens: int32, tokens that the model sees, at most its positions.
+        tokens: int32, tokens that the model sees, at most ``sequence_length``.
         allowed: tokens that may come next, bool[V]; None: all.
-        table: int32[N], page of each position, for the first ``num_pages``; empty while it waits.
-        node: node of the tree with which the shared part ends; None: nothing is shared.
-        num_shared: tokens of the shared part.
-        num_pages: tokens that have a page.
-        num_own: tokens after the shared part whose keys and values are computed.
-        num_read: tokens that were part of a passage since it was admitted, or needed none; see ``plan_passages``.
-        is_read: whether the text as it was when admitted, or when it last slid, is computed.
-        has_slid: whether tokens before those that the model sees were dropped since it was admitted.
-        read_order: order in which texts are read.
+        table: int32[N], page table: page of each of the first ``num_pages`` positions; empty while the text waits.
+        node: tree node with which the shared part ends; None: nothing is shared.
+        num_shared: number of tokens in the shared part.
+        num_pages: number of tokens that have a page.
+        num_own: number of tokens after the shared part whose keys and values are computed.
+        num_read: number of tokens prefilled since admission, with those that needed no passage; see ``plan_passages``.
+        is_read: whether prefill is complete since the text was admitted, or last slid.
+        has_slid: whether its first tokens were dropped since admission, to stay within the model's positions.
+        read_order: order in which texts are prefilled.
     """
 
     answer: Answer
@@ -239,7 +240,7 @@ class TokenSequence:
         return computed + self.num_own
 
     def mark_computed(self, end: int) -> None:
-        """Notes that the keys and values of the tokens up to ``end`` are computed."""
+        """Records that the keys and values of the tokens up to ``end`` are computed."""
         begin = 0
         for node in [] if self.node is None or self.is_read else self.node.path:
             node.num_computed = max(node.num_computed, min(len(node.tokens), end - begin))
@@ -248,19 +249,19 @@ class TokenSequence:
 
     @property
     def num_wanted(self) -> int:
-        """Tokens that are still to be added at most."""
+        """Number of tokens that may still be added, at most."""
         return self.answer.request.max_tokens - len(self.answer.tokens)
 
 
 class SequencePool:
-    """Waiting texts, running texts, and the pages.
+    """The scheduler: waiting texts, running texts, and the page allocator.
 
     Args:
-        num_pages: pages, P.
-        num_columns: columns of a table, N.
-        num_positions: positions of the model.
-        most_running: texts that run at a time, at most.
-        shares: whether texts share what they have in common; without, they are a plain batch.
+        num_pages: P, number of pages.
+        num_columns: N, number of columns of a page table.
+        num_positions: number of positions of the model.
+        most_running: number of texts that run at the same time, at most.
+        shares: whether texts share common prefixes.
     """
 
     def __init__(self, num_pages: int, num_columns: int, num_positions: int, most_running: int, shares: bool = True):
@@ -274,20 +275,20 @@ class SequencePool:
 
     @property
     def num_waiting(self) -> int:
-        """Texts that wait."""
+        """Number of waiting texts."""
         return len(self._waiting)
 
     def add(self, answer: Answer, tokens: np.ndarray, allowed: np.ndarray | None) -> None:
-        """Adds a text to those that wait."""
+        """Adds a text to the queue."""
         self._num_arrived += 1
         self._wait(TokenSequence(answer, self._num_arrived, tokens, allowed))
 
     def admit(self) -> None:
-        """Puts texts to work while there is room.
+        """Moves waiting texts to running while there is room.
 
-        Waiting texts are taken in the order of their tokens, round after round; who comes late, or again, waits for the
-        next round. That is depth first in their tree: the next text shares as much as any other with those before it
-        (SGLang, theorem 3.1), and none waits forever.
+        The queue is sorted by tokens, in rounds: a text that arrives late, or returns to the queue, waits for the next
+        round. This is a depth-first order of the texts' tree, so the next text shares as long a prefix with its
+        predecessors as any other does (SGLang, theorem 3.1), and no text waits forever.
         """
         while self._waiting and len(self.running) < self._most_running:
             number, key, _, draft = self._waiting[0]
@@ -300,10 +301,10 @@ class SequencePool:
             self.running.append(draft)
 
     def append(self, tokens: Sequence[tuple[TokenSequence, int]]) -> None:
-        """Adds a token to each of several running texts.
+        """Appends a token to each of several running texts.
 
-        Of a text that fills the model's positions the first token is dropped, and all others are computed anew. Where
-        pages are short the texts that came last go back to wait.
+        A text that fills the model's positions slides: its first token is dropped, and all others are computed again.
+        If there are too few pages, the texts that arrived last return to the queue.
         """
         growing = []
         for draft, token in tokens:
@@ -318,16 +319,16 @@ class SequencePool:
                 _give(draft, page)
             return
         for draft in sorted(growing, key=lambda draft: draft.number):
-            if draft in self.running:  # and not gone for one before it
+            if draft in self.running:  # it may have been preempted for one before it
                 self._make_room(draft)
 
     def finish(self, draft: TokenSequence) -> None:
-        """Ends the work on a text; what was computed stays until its room is needed."""
+        """Ends a running text; its keys and values stay in the tree until they are evicted."""
         self.running.remove(draft)
         self._release(draft)
 
     def cancel(self, answer: Answer) -> None:
-        """Ends a text, waiting or running."""
+        """Removes a text, waiting or running."""
         for draft in self.running:
             if draft.answer is answer:
                 self.finish(draft)
@@ -335,7 +336,7 @@ class SequencePool:
         self._waiting = [entry for entry in self._waiting if entry[3].answer is not answer]
 
     def forget(self) -> None:
-        """Empties all pages; running texts wait again, with the tokens that their answers have."""
+        """Discards the whole KV cache; running texts return to the queue, with the tokens that their answers have."""
         self.tree, self.free = RadixTree(), list(range(self._num_pages))
         for draft in self.running:
             answer = draft.answer
@@ -352,7 +353,7 @@ class SequencePool:
         insort(self._waiting, (number if key > last else number + 1, key, draft.number, draft))
 
     def _start(self, draft: TokenSequence, shares: bool, headroom: int) -> bool:
-        """Finds pages for a text's tokens; False if that would leave less than the headroom."""
+        """Allocates pages for a text's tokens; returns False if fewer than ``headroom`` would be left."""
         node, matched = self.tree.match(draft.tokens) if shares else (self.tree.root, 0)
         self.tree.lock(node)
         pages = self._take(len(draft.tokens) - matched, headroom)
@@ -397,7 +398,7 @@ class SequencePool:
         _give(draft, int(pages[0]))
 
     def _release(self, draft: TokenSequence) -> None:
-        """Gives the pages of a text back, to the tree where others can share them."""
+        """Releases the pages of a text: computed tokens go to the tree if texts share, all others become free."""
         first = draft.num_shared
         if draft.node is not None:
             computed = draft.num_computed
@@ -410,7 +411,7 @@ class SequencePool:
         draft.node, draft.table, draft.num_shared, draft.num_pages = None, _EMPTY, 0, 0
 
     def _take(self, count: int, headroom: int = 0) -> np.ndarray | None:
-        """Takes pages, evicting what nobody uses; None if that would leave less than the headroom."""
+        """Allocates pages, evicting unused ones if needed; None if fewer than ``headroom`` would be left."""
         if count + headroom > len(self.free) + self.tree.num_evictable:
             return None
         if count > len(self.free):

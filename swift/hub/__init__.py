@@ -1,6 +1,6 @@
-"""Models of the Hugging Face hub: read as model directories of ours, and written from runs.
+"""Import and export of Hugging Face models.
 
-``architectures`` lists the architectures, and reads and writes ``config.json``; ``tensors`` says which tensor of a
-checkpoint is which part of our parameters, and reads and writes their files; ``companions`` are the files beside them.
-``importing`` and ``exporting`` convert whole directories.
+``architectures`` lists the supported architectures, and reads and writes ``config.json``. ``tensors`` maps the tensors
+of a checkpoint to Swift's parameters, and reads and writes safetensors files. ``companions`` handles the files of the
+tokenizer and of generation settings. ``importing`` and ``exporting`` convert whole directories.
 """

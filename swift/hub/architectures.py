@@ -1,6 +1,6 @@
-"""The architectures of the hub that can be read and written, and their ``config.json``.
+"""The supported Hugging Face architectures, and reading and writing of their ``config.json``.
 
-A ``Family`` is what sets an architecture apart; a ``Decoder`` is a model of it in our words.
+A ``Family`` describes how an architecture differs from the others; a ``Decoder`` is one model in Swift's settings.
 """
 
 from collections.abc import Mapping
@@ -20,34 +20,34 @@ _EXPECTED_ROPE: Mapping[str, tuple[object, ...]] = {
     "truncate": (True, None),
 }
 _MOST = 10_000_000
-"""The largest whole number that a configuration may have."""
+"""Largest integer that a configuration may have, against absurd sizes in damaged files."""
 _NUM_EXPERTS = ("num_experts", "num_local_experts")
-"""Two names of the same: ``transformers`` 5 reads either, and writes the second for families that had the first."""
+"""Two names for the same key: ``transformers`` 5 reads either, and writes the second also where the first was usual."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture, as its ``config.json`` and its tensors name its parts.
+    """An architecture: its keys in ``config.json``, the names of its tensors, and what it computes.
 
     Attributes:
-        model_type: its name in ``config.json``.
-        class_name: class of ``transformers`` that loads it.
-        num_experts: key of the number of experts.
-        expert_dim: key of an expert's hidden width.
-        moe: name of a layer's part that has the router and the experts.
-        ffn: names of the three matrices of an expert: gate, up and down.
-        qk_norm: RMSNorm of queries and keys.
-        normalizes: whether the gates of a token's experts sum to 1; None: ``norm_topk_prob`` says so.
-        normalizes_one: whether that holds for the gate of a single expert, too, which is then 1.
-        pools_layers: whether its load-balancing loss is top_k times one loss over all layers together, instead of a
-            sum of one loss for each layer.
-        chooses_head_dim: whether heads may have other channels than ``hidden_size / num_attention_heads``.
-        rope_kinds: rotations that it computes.
-        aux_loss: key of the weight of the load-balancing loss.
-        has_dense_layers: whether ``first_k_dense_replace`` says how many layers are dense.
-        num_shared: key of the number of shared experts; None: it has none.
-        defaults: values of keys that a configuration may leave out, as the library's own class has them.
-        expected: by key, the values that mean what is computed here; any other is refused.
+        model_type: name in ``config.json``.
+        class_name: class of ``transformers`` that loads the model.
+        num_experts: key for the number of experts.
+        expert_dim: key for the hidden width of an expert.
+        moe: name of the submodule with the router and the experts.
+        ffn: names of an expert's three matrices: gate, up and down.
+        qk_norm: kind of RMSNorm on queries and keys.
+        normalizes: whether the gates of a token's experts are normalized to sum 1; None: ``norm_topk_prob`` decides.
+        normalizes_one: whether a single expert's gate is normalized, too, to 1.
+        pools_layers: whether the load-balancing loss is top_k times one loss over all layers together, instead of the
+            sum of one loss per layer.
+        chooses_head_dim: whether the width of heads may differ from ``hidden_size / num_attention_heads``.
+        rope_kinds: supported kinds of RoPE scaling.
+        aux_loss: key for the weight of the load-balancing loss.
+        has_dense_layers: whether ``first_k_dense_replace`` sets the number of dense layers.
+        num_shared: key for the number of shared experts; None: the architecture has none.
+        defaults: defaults of the library's configuration class, for keys that a configuration may omit.
+        expected: by key, the values that Swift implements; any other value is refused.
     """
 
     model_type: str
@@ -87,7 +87,7 @@ FAMILIES: Mapping[str, Family] = {
             num_experts="num_experts",
             expert_dim="intermediate_size",
             qk_norm="projection",
-            chooses_head_dim=False,  # the norms of queries and keys have the width of the model
+            chooses_head_dim=False,  # the norms on queries and keys span the width of the model
             defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e4, "router_aux_loss_coef": 0.01},
             expected=_EXPECTED | {"clip_qkv": (None,), "sliding_window": (None,)},
         ),
@@ -139,20 +139,20 @@ FAMILIES: Mapping[str, Family] = {
         ),
     )
 }
-"""Architectures by the ``model_type`` of their ``config.json``."""
+"""The supported architectures, by ``model_type`` in ``config.json``."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model of the hub in our words.
+    """A Hugging Face model, described by Swift's settings.
 
     Attributes:
-        family: its architecture.
-        model: shape of the model, the size of its vocabulary included.
-        num_experts: experts of a layer, E.
-        top_k: experts that each token is sent to.
-        normalizes: whether the gates of a token's experts sum to 1.
-        aux_loss_coefficient: weight of the load-balancing loss, as ``ExpertConfig`` has it.
+        family: architecture.
+        model: shape of the model, with ``vocab_size`` set.
+        num_experts: E, number of experts in a layer.
+        top_k: number of experts for each token.
+        normalizes: whether the gates of a token's experts are normalized to sum 1.
+        aux_loss_coefficient: weight of the load-balancing loss, in the units of ``ExpertConfig``.
     """
 
     family: Family
@@ -164,20 +164,20 @@ class Decoder:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding, V."""
+        """V, number of rows in the embedding."""
         assert self.model.vocab_size is not None
         return self.model.vocab_size
 
 
 def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
-    """Reads a configuration.
+    """Converts a ``config.json`` to Swift's settings.
 
     Args:
-        config: contents of ``config.json``.
-        path: its path, for errors.
+        config: content of ``config.json``.
+        path: path of the file, for errors.
 
     Raises:
-        SettingError: it is of another architecture, or has a part that is not computed here.
+        SettingError: the architecture is unknown, or a setting is not supported.
     """
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
@@ -230,11 +230,11 @@ def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
 
 
 def write_decoder(decoder: Decoder, dtype: str) -> dict[str, Any]:
-    """Writes a configuration that ``transformers`` loads.
+    """Converts Swift's settings to a ``config.json`` that ``transformers`` loads.
 
     Args:
         decoder: the model.
-        dtype: type of its tensors, such as ``bfloat16``.
+        dtype: type of the tensors, such as ``bfloat16``.
     """
     family, model = decoder.family, decoder.model
     kind = next(name for name, scaling in _ROPE_KINDS.items() if scaling == model.rope_scaling)
@@ -260,7 +260,7 @@ def write_decoder(decoder: Decoder, dtype: str) -> dict[str, Any]:
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rope_theta,
         "rope_parameters": {"rope_theta": model.rope_theta, **rope},
-        # The code of DeepSeek's authors knows the kind by its older name.
+        # The DeepSeek authors' own code reads the older key ``type``.
         "rope_scaling": {"type": kind, **rope} if model.rope_scaling != "none" else None,
         "attention_bias": False,
         "tie_word_embeddings": model.tied_embeddings,
@@ -284,14 +284,14 @@ class _Reader:
     defaults: Mapping[str, float] = field(default_factory=dict)
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """Reads a whole number; a missing one, or null, is the default."""
+        """Reads an integer; a missing key, or null, means the default."""
         value = self._found(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
             raise SettingError("DIR", self.path, f"has {key} = {value!r:.40}, which is not a whole number to {_MOST:,}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Reads a number; a missing one, or null, is the default."""
+        """Reads a number; a missing key, or null, means the default."""
         value = self._found(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise SettingError("DIR", self.path, f"has {key} = {value!r}, which is not a number")
@@ -301,14 +301,14 @@ class _Reader:
             raise SettingError("DIR", self.path, f"has a {key} that is too large") from error
 
     def flag(self, key: str) -> bool:
-        """Reads true or false; a missing one, or null, is false."""
+        """Reads a boolean; a missing key, or null, means false."""
         value = self.config.get(key)
         if value is not None and not isinstance(value, bool):
             raise SettingError("DIR", self.path, f"has {key} = {value!r:.40}, which is not true or false")
         return bool(value)
 
     def not_computed(self, key: str, value: object) -> SettingError:
-        """Makes the error about a value that means something that is not computed here."""
+        """Returns the error for a value that Swift does not implement."""
         return SettingError("DIR", self.path, f"has {key} = {value!r:.80}, which is not computed here")
 
     def _found(self, key: str, default: Any) -> Any:
@@ -321,7 +321,7 @@ class _Reader:
 
 
 def _kv_heads(read: _Reader, num_heads: int) -> int:
-    """Heads of keys and values: null means all heads, and a missing key what the library's own class has."""
+    """Reads the number of key-value heads: null means all heads, a missing key the default of the library's class."""
     key = "num_key_value_heads"
     is_left_out = key not in read.config and key in read.defaults
     return read.whole(key, None if is_left_out else num_heads)
@@ -350,21 +350,21 @@ def _normalizes(read: _Reader, family: Family, top_k: int) -> bool:
 
 
 def _balance_losses(family: Family, model: ModelConfig, top_k: int) -> float:
-    """Our load-balancing loss over a family's: the numbers that they have where all experts get the same.
+    """Returns the ratio of Swift's load-balancing loss to the family's, at perfectly balanced load.
 
-    Ours is the sum of one loss for each layer, which is 1 then. ``transformers`` counts the choices of all layers
-    together, and does not divide them by the choices of a token: it is top_k then, for any number of layers.
+    Swift's loss is a sum over layers, each term being 1 at balance. The loss of ``transformers`` counts the assignments
+    of all layers together, and does not divide by the choices of a token: top_k at balance, for any number of layers.
     """
     return max(sum(model.moe_layers), 1) / top_k if family.pools_layers and top_k else 1.0
 
 
 def _rounded(value: float) -> float:
-    """A number without the last digits, in which a product and a quotient differ."""
+    """Rounds to 12 digits, so that a product of a quotient gives back the original number."""
     return float(f"{value:.12g}")
 
 
 def _rope(read: _Reader, family: Family) -> dict[str, Any]:
-    """Reads the rotations; if both of their keys are there, ``transformers`` takes ``rope_scaling``."""
+    """Reads the RoPE settings; if both keys are present, ``rope_scaling`` wins, as in ``transformers``."""
     name = "rope_scaling" if read.config.get("rope_scaling") else "rope_parameters"
     rope = read.config.get(name) or {}
     if not isinstance(rope, Mapping):
@@ -376,7 +376,7 @@ def _rope(read: _Reader, family: Family) -> dict[str, Any]:
         raise SettingError("DIR", read.path, f"has rope_type = {kind!r}; known are {', '.join(allowed)}")
     for key, value in rope.items():
         is_factor = key == "partial_rotary_factor" and value not in (1.0, None)
-        if is_factor or isinstance(value, Mapping):  # rotations of some layers only
+        if is_factor or isinstance(value, Mapping):  # a mapping holds settings for some layers only
             raise rope_reader.not_computed(f"{name}.{key}", value)
     settings = {"rope_theta": _theta(read, rope_reader)}
     if kind == "default":
@@ -389,15 +389,16 @@ def _rope(read: _Reader, family: Family) -> dict[str, Any]:
     return settings | {
         "rope_scaling": _ROPE_KINDS[kind],
         "rope_factor": rope_reader.number("factor"),
-        # transformers prefers the one that stands beside the rotations
+        # transformers prefers the value at the top level to the one in the RoPE settings.
         "rope_length": read.whole("original_max_position_embeddings", length),
     }
 
 
 def _theta(read: _Reader, chosen: _Reader) -> float:
-    """The base of the wavelengths: that of the rotations that are read, or that of the whole configuration.
+    """Reads the base of the wavelengths: from the chosen RoPE settings, else from the top level.
 
-    Where ``rope_scaling`` was added by hand, ``transformers`` forgets the base in ``rope_parameters``: this is refused.
+    If ``rope_scaling`` was added by hand, ``transformers`` ignores the base in ``rope_parameters``. A configuration
+    whose bases differ is therefore refused.
     """
     theta = chosen.number("rope_theta", read.number("rope_theta"))
     other = read.config.get("rope_parameters")

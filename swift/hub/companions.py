@@ -1,7 +1,7 @@
-"""The files beside the weights of a model of the hub: its tokenizer's files, and how texts are generated from it.
+"""The files next to the weights of a Hugging Face model: the tokenizer's files, and the generation settings.
 
-A model directory keeps these files beside ``tokenizer.json``, and an export finds them there. They belong to a
-tokenizer's file of that name alone: another one may stand in a directory of a different tokenizer.
+A model directory keeps these files next to ``tokenizer.json``, where an export finds them. They are only used with a
+tokenizer file of that name: a file of another name may lie in the directory of a different tokenizer.
 """
 
 import json
@@ -28,11 +28,11 @@ _FILES = (
     "vocab.json",
     "merges.txt",
 )
-"""Files that a tokenizer of ``transformers`` may be read from."""
+"""Files from which ``transformers`` may load a tokenizer."""
 
 
 def copy_tokenizer(directory: Path, model_dir: Path) -> None:
-    """Copies the files of a tokenizer, its chat templates among them."""
+    """Copies the files of a tokenizer, with its chat templates."""
     for name in _FILES:
         if (directory / name).is_file():
             shutil.copyfile(directory / name, model_dir / name)
@@ -43,7 +43,7 @@ def copy_tokenizer(directory: Path, model_dir: Path) -> None:
 
 
 def read_generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads ``generation_config.json``; tokens that it leaves out are those of ``config.json``.
+    """Reads ``generation_config.json``, with missing special tokens from ``config.json``.
 
     Raises:
         SettingError: the file is damaged.
@@ -54,10 +54,10 @@ def read_generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any
 
 
 def generation_of(tokenizer: TokenizerFile) -> dict[str, Any]:
-    """Returns how texts are generated: what stands beside a tokenizer's file, with its own first and last tokens.
+    """Returns the generation settings next to a tokenizer file, with the tokenizer's own special tokens.
 
     Raises:
-        SettingError: the tokenizer or that file is damaged.
+        SettingError: the tokenizer or ``generation_config.json`` is damaged.
     """
     generation: dict[str, Any] = {}
     if Path(tokenizer.path).name == TOKENIZER:
@@ -71,11 +71,11 @@ def generation_of(tokenizer: TokenizerFile) -> dict[str, Any]:
 
 
 def special_tokens(generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Returns the tokens of ``config.json``; null is said, since a family's class has numbers of its own.
+    """Returns the special tokens for ``config.json``; null is explicit, since the family's class has other defaults.
 
     Args:
         generation: content of ``generation_config.json``.
-        vocab_size: rows of the embedding, of which padding has to be one.
+        vocab_size: number of rows of the embedding; a padding token beyond it becomes null.
     """
     pad = generation.get(PAD)
     is_row = isinstance(pad, int) and 0 <= pad < vocab_size
@@ -83,14 +83,14 @@ def special_tokens(generation: Mapping[str, Any], vocab_size: int) -> dict[str, 
 
 
 def write_tokenizer(tokenizer: TokenizerFile, model_dir: Path) -> None:
-    """Writes the files from which ``transformers`` makes a tokenizer with the same tokens."""
+    """Writes the files from which ``transformers`` loads an equivalent tokenizer."""
     if Path(tokenizer.path).name == TOKENIZER:
         copy_tokenizer(Path(tokenizer.path).parent, model_dir)
     else:
         shutil.copyfile(tokenizer.path, model_dir / TOKENIZER)
     if (model_dir / TOKENIZER_CONFIG).exists():
         return
-    # Without a class transformers would make the family's own one out of the vocabulary, with other rules.
+    # Without a class, transformers would build the family's own tokenizer from the vocabulary, with other rules.
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if tokenizer.begin_of_prompt is not None:
         config["bos_token"] = tokenizer.begin_of_prompt

@@ -1,4 +1,4 @@
-"""A run's model, or a model directory, as a directory of the Hugging Face hub; or as plain arrays for one device."""
+"""Export of a run's model or a model directory: in Hugging Face format, or as plain arrays for one device."""
 
 import json
 from collections import Counter
@@ -39,20 +39,20 @@ def export_hugging_face(
     dtype: str | None,
     most: int = _MOST_FILE_BYTES,
 ) -> None:
-    """Writes a directory that ``transformers`` loads.
+    """Writes a model directory that ``transformers`` loads.
 
     Args:
         experiment: settings of the model.
-        load: function that reads (architecture, parameters of the whole model), once it is known that there is an
-            architecture of the hub for them, and that ``out`` can be made.
+        load: reads (architecture, parameters of the whole model). Called once it is known that a supported architecture
+            matches the model, and that ``out`` can be made.
         out: directory to make.
-        dtype: type of the tensors; None: the type that each parameter has.
-        most: bytes of a file of tensors, unless a single tensor is larger.
+        dtype: type of the tensors; None: the type of each parameter.
+        most: bytes per file of tensors, unless a single tensor is larger.
 
     Raises:
-        SettingError: no architecture of the hub is that of the model.
-        RunError: it cannot be written; nothing is left of it.
-        KeyboardInterrupt: a signal has come; the same.
+        SettingError: no supported architecture matches the model.
+        RunError: the directory cannot be written; nothing of it is left.
+        KeyboardInterrupt: a signal has arrived; nothing of the directory is left.
     """
     check_new(out)
     decoder, tokenizer = decoder_of(experiment), experiment.data.tokenizer
@@ -74,7 +74,7 @@ def export_hugging_face(
 
 
 def _generation(data: DataConfig) -> dict[str, Any]:
-    """Returns how texts are generated; the tokens of a token file are known by numbers alone."""
+    """Returns the generation settings; of a token file without a tokenizer file, only the end token is known."""
     if isinstance(data.tokenizer, TokenizerFile):
         return generation_of(data.tokenizer)
     end = data.source.end_of_document if isinstance(data.source, TokenFile) else data.tokenizer.separator
@@ -82,7 +82,7 @@ def _generation(data: DataConfig) -> dict[str, Any]:
 
 
 def decoder_of(experiment: Experiment) -> Decoder:
-    """The architecture of the hub that computes what an experiment's model computes.
+    """Finds the supported architecture that computes the same as an experiment's model.
 
     Raises:
         SettingError: there is none.
@@ -104,7 +104,7 @@ def decoder_of(experiment: Experiment) -> Decoder:
 
 
 def _is_of_family(decoder: Decoder) -> bool:
-    """Whether a family's own configuration says all of a model."""
+    """Whether a family's ``config.json`` can express all settings of a model: they survive a round trip."""
     try:
         again = read_decoder(write_decoder(decoder, "float32"), "")
     except SettingError:
@@ -113,7 +113,7 @@ def _is_of_family(decoder: Decoder) -> bool:
 
 
 def _said(decoder: Decoder) -> Any:
-    """A decoder with settings that have two ways to be said in one of them, and without those that have no effect."""
+    """Normalizes a decoder for comparison: equivalent settings become equal, and settings without effect are reset."""
     model = decoder.model.explicit
     model = replace(model, moe_pattern=(True,) if all(model.moe_pattern) else model.moe_pattern)
     if all(model.moe_layers):
@@ -122,7 +122,7 @@ def _said(decoder: Decoder) -> Any:
         model = replace(model, rope_factor=1.0)
     if model.rope_scaling != "yarn":
         model = replace(model, rope_length=1)
-    return replace(decoder, model=model, aux_loss_coefficient=0.0)  # any coefficient can be said, and is rounded
+    return replace(decoder, model=model, aux_loss_coefficient=0.0)  # any value can be expressed, but is rounded
 
 
 def _tensors(
@@ -139,20 +139,20 @@ def _tensors(
 def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> RestorePlan:
     """Writes the master weights of a run's checkpoint as one plain array per parameter, such as ``head.0.out.kernel``.
 
-    The run's configuration is copied beside them.
+    The run's configuration is copied, too.
 
     Args:
         experiment: settings of the run.
         run_dir: run directory.
         out: directory to make.
-        step: iteration of the checkpoint; the newest intact one unless given.
+        step: iteration of the checkpoint; None: the newest intact one.
 
     Returns:
         The origin of the weights; in a partial checkpoint some experts are older than the iteration.
 
     Raises:
         SettingError: there is no such checkpoint, it is damaged, or ``out`` exists.
-        RunError: the model cannot be written; nothing is left of it.
+        RunError: the model cannot be written; nothing of it is left.
     """
     check_new(out)
     plan = find_checkpoint(experiment, run_dir, step)
@@ -164,12 +164,12 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
 
 
 def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> RestorePlan:
-    """Finds and verifies the checkpoint of a run that is exported.
+    """Finds and verifies the checkpoint to export.
 
     Args:
         experiment: settings of the run.
         run_dir: run directory.
-        step: its iteration; the newest intact one unless given.
+        step: iteration of the checkpoint; None: the newest intact one.
 
     Raises:
         SettingError: there is no such checkpoint, or it is damaged.
@@ -183,7 +183,7 @@ def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> 
 
 
 def load_weights(experiment: Experiment, run_dir: Path, plan: RestorePlan) -> tuple[GPT, Weights]:
-    """Reads the master weights of a checkpoint, as (architecture, weights of whole experts, on the host)."""
+    """Reads a checkpoint's master weights; returns (architecture, weights of whole experts, on the host)."""
     spec = on_storage_mesh(experiment).step_spec(storage_mesh(experiment.topology))
     state = load_state(run_dir / "checkpoints", plan, spec)
     return replace(spec.gpt, head_ranks=1, embedding_ranks=1), spec.gpt.unpack(

@@ -1,4 +1,4 @@
-"""A directory of the Hugging Face hub as a model directory: the same parameters under our names, in their own type."""
+"""Import of a Hugging Face model as a model directory: the same values under Swift's names, in their stored types."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,19 +35,19 @@ from swift.train.model_directory import check_new, new_model, pure, write_model
 
 
 def import_hugging_face(directory: Path, out: Path) -> Experiment:
-    """Makes a model directory.
+    """Converts a Hugging Face directory to a model directory.
 
     Args:
-        directory: holds ``config.json``, ``tokenizer.json`` and safetensors files.
+        directory: directory with ``config.json``, ``tokenizer.json`` and safetensors files.
         out: model directory to make.
 
     Returns:
-        The settings of an experiment with that model, which are kept beside the weights.
+        The settings of an experiment with this model, which are also stored in ``out``.
 
     Raises:
-        SettingError: the directory is of an unknown architecture, a file is missing or cut, or sizes do not agree.
-        RunError: the model cannot be written; nothing is left of it.
-        KeyboardInterrupt: a signal has come; the same.
+        SettingError: the architecture is unknown, a file is missing or truncated, or sizes do not agree.
+        RunError: the model cannot be written; nothing of it is left.
+        KeyboardInterrupt: a signal has arrived; nothing of the model is left.
     """
     check_new(out)
     config = read_object(directory / CONFIG)
@@ -76,7 +76,7 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
 
 
 def _experiment_of(decoder: Decoder, tokenizer: TokenizerFile) -> Experiment:
-    """Settings with which a model of the hub is run: every token is served by all its experts."""
+    """Returns an experiment with an imported model; routing is dropless, as in ``transformers``."""
     experts = ExpertConfig(
         num_classes=decoder.num_experts,
         slots_per_rank=decoder.num_experts,
@@ -90,7 +90,7 @@ def _experiment_of(decoder: Decoder, tokenizer: TokenizerFile) -> Experiment:
 
 
 def _with_own_head(decoder: Decoder, files: TensorFiles) -> Decoder:
-    """A model whose files have a head other than its embedding is not tied, whatever its configuration says."""
+    """Unties head and embedding if the files hold a head that differs, whatever the configuration says."""
     if not decoder.model.tied_embeddings or not {EMBEDDING, HEAD} <= files.shapes.keys():
         return decoder
     head, embedding = (value for _, value in sorted(files.read(HEAD, EMBEDDING)))
@@ -100,7 +100,7 @@ def _with_own_head(decoder: Decoder, files: TensorFiles) -> Decoder:
 
 
 def _stored_parts(decoder: Decoder, files: TensorFiles) -> dict[str, tuple[str, Index]]:
-    """Lists where each tensor of a model is stored: (name in the files, index of its values there)."""
+    """Returns where each tensor is stored: (name in the files, index of the values in that stored tensor)."""
     parts: dict[str, tuple[str, Index]] = {}
     for tensor, shape in files.shapes.items():
         for name, index in parts_of_tensor(decoder.family, tensor, shape):
@@ -131,7 +131,7 @@ def _read_parameters(
     locations: Sequence[TensorLocation],
     interrupt: Interrupt,
 ) -> dict[str, Any]:
-    """Our parameters by group, layer and name, in the types of the tensors."""
+    """Reads all parameters, as a tree by group, layer and name, in the stored types."""
     places: dict[str, list[tuple[TensorLocation, Index]]] = {}
     for location in locations:
         tensor, index = parts[location.name]
@@ -153,15 +153,16 @@ def _read_parameters(
 
 
 def _read_tokenizer(generation: Mapping[str, Any], path: Path) -> TokenizerFile:
-    """The tokenizer, with the tokens that the model begins and ends a text with."""
+    """Reads the tokenizer, with the tokens that begin and end a text for this model."""
     tokenizer = TokenizerFile(str(path), _end_of_document(generation, path))
     begin = tokenizer.put_before()
+    # Only if the tokenizer adds a first token by itself, and the model expects the same one.
     begun = tokenizer if begin is None else replace(tokenizer, begin_of_prompt=begin)
     return begun if begun.begin == generation.get(BEGIN) else tokenizer
 
 
 def _end_of_document(generation: Mapping[str, Any], path: Path) -> str:
-    """The token that the model ends a text with: of several, the first that the tokenizer has."""
+    """Returns the token that ends a text for the model: the first of ``eos_token_id`` that the tokenizer has."""
     tokenizer = read_object(path)
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens") or []
     if not isinstance(added, list):

@@ -1,11 +1,11 @@
-"""The tensors of a Hugging Face checkpoint: the location of each of them in our parameters, and their files.
+"""The tensors of a Hugging Face checkpoint: their locations in Swift's parameters, and the safetensors files.
 
-A matrix of theirs is ``[out, in]``, ours is ``[in, out]``; queries, keys and values are three of theirs and one of
-ours. ``transformers`` 5 keeps the experts of a layer in two tensors, and stores them so on request; these are read,
-too.
+Hugging Face stores a matrix as ``[out, in]``, Swift as ``[in, out]``; Swift joins the matrices of queries, keys and
+values into one. ``transformers`` 5 holds the experts of a layer in two fused tensors, and can store them so; this
+format is read, too.
 
-A directory has safetensors files, with an index where there are several. Where both a single file and an index are
-there, the file is read, as ``transformers`` does.
+A directory has one safetensors file, or several with an index. If there is both a single file and an index, the single
+file is read, as in ``transformers``.
 """
 
 import json
@@ -27,30 +27,30 @@ Index: TypeAlias = tuple[int | slice, ...]
 _OF_MOE = re.compile(r"(model\.layers\.\d+)\.mlp\.(gate\.|experts\.|shared_experts\.)(.*)")
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 _COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
-"""Tensors of older checkpoints that follow from the configuration."""
+"""Tensors in older checkpoints that follow from the configuration, and are ignored."""
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _METADATA = {"format": "pt"}
-"""Metadata that ``transformers`` expects of a file; types and order are those of its tensors."""
+"""Metadata that ``transformers`` requires in a file; it marks the conventions of PyTorch."""
 
 
 class TensorLocation(NamedTuple):
-    """A tensor, and the location of its values in our parameters."""
+    """A Hugging Face tensor, and the location of its values in Swift's parameters."""
 
     name: str
     """Name of the tensor."""
     shape: tuple[int, ...]
-    """Its shape."""
+    """Shape of the tensor."""
     group: str
     """Group of the parameter, such as ``attention``."""
     layer: int
-    """Index of the parameter in the stack of its group."""
+    """Index of the parameter in its group's stack."""
     leaf: str
     """The parameter, such as ``qkv.kernel``."""
     expert: int | None = None
-    """Index of the expert, for parameters with a leading dim of experts."""
+    """Index of the expert, for parameters with a leading expert dimension."""
     first: int = 0
-    """First column of a matrix of ours that the tensor fills."""
+    """First column of the parameter that the tensor fills."""
 
     @property
     def parameter(self) -> str:
@@ -59,11 +59,11 @@ class TensorLocation(NamedTuple):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is transposed in ours."""
+        """Whether the tensor is a matrix that Swift stores transposed; the embedding is not."""
         return len(self.shape) == 2 and self.leaf != "token_VD"
 
     def part_of(self, parameter: np.ndarray) -> np.ndarray:
-        """A view of the tensor's values in the parameter, in the tensor's shape."""
+        """Returns a view of the tensor's values in the parameter, in the tensor's shape."""
         values = parameter if self.expert is None else parameter[self.expert]
         if not self.is_matrix:
             return values
@@ -71,7 +71,7 @@ class TensorLocation(NamedTuple):
 
 
 def tensor_locations(family: Family, gpt: GPT) -> Iterator[TensorLocation]:
-    """Lists the tensors of a model, in the order of its layers."""
+    """Lists a model's tensors in the order of its layers."""
     config = gpt.config
     vocabulary = (gpt.vocab_size, config.model_dim)
     yield TensorLocation(EMBEDDING, vocabulary, "embedding", 0, "token_VD")
@@ -87,18 +87,18 @@ def tensor_locations(family: Family, gpt: GPT) -> Iterator[TensorLocation]:
 
 
 def parts_of_tensor(family: Family, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Index]]:
-    """Lists the tensors that a stored one holds, by the names that ``tensor_locations`` has.
+    """Splits a stored tensor into the tensors that ``tensor_locations`` names.
 
     Args:
         family: architecture.
-        name: name in the file.
-        shape: its shape.
+        name: name of the stored tensor.
+        shape: shape of the stored tensor.
 
     Yields:
-        (name, index of the values): the tensor itself, or a matrix of each expert.
+        (name, index of the values): the tensor itself, or for fused experts the matrices of each expert.
     """
     moe_match = _OF_MOE.fullmatch(name)
-    if moe_match:  # as models in memory name it, whatever the family
+    if moe_match:  # transformers 5 calls the module ``mlp`` in memory, whatever the family
         name = f"{moe_match[1]}.{family.moe}.{moe_match[2]}{moe_match[3]}"
     fused = _FUSED.fullmatch(name)
     if _COMPUTED.fullmatch(name):
@@ -168,10 +168,10 @@ def _ffn(
 
 @dataclass(frozen=True)
 class TensorFiles:
-    """The tensors of a directory; their values are read one by one.
+    """The tensors of a directory, whose values are read one by one on demand.
 
     Attributes:
-        directory: the directory.
+        directory: directory of the files.
         file_of: name of the file that holds each tensor.
         shapes: shape of each tensor.
     """
@@ -182,10 +182,10 @@ class TensorFiles:
 
     @classmethod
     def of(cls, directory: Path) -> "TensorFiles":
-        """Reads the index and the heads of the files.
+        """Reads the index and the headers of the files.
 
         Raises:
-            SettingError: a file is missing, cut, or not of this kind, or the index names a tensor that is not there.
+            SettingError: a file is missing, truncated or no safetensors file, or lacks a tensor that the index names.
         """
         index = directory / INDEX
         file_of = _read_index(index) if index.exists() and not (directory / SINGLE).exists() else None
@@ -201,7 +201,7 @@ class TensorFiles:
         return cls(directory, file_by_tensor, shapes)
 
     def read(self, *names: str) -> Iterator[tuple[str, np.ndarray]]:
-        """Reads tensors, all unless some are named, file by file, in the type they are stored in."""
+        """Reads the named tensors, or all if none are named, file by file, in their stored types."""
         selected = set(names or self.file_of)
         for name in sorted({self.file_of[tensor] for tensor in selected}):
             with _opened(self.directory / name) as file:
@@ -211,17 +211,17 @@ class TensorFiles:
 
 
 def write_tensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], sizes: Sequence[int], most: int) -> None:
-    """Writes tensors in files of a limited size, and the index where there are several; each is read back.
+    """Writes tensors to files of limited size, with an index if there are several; reads each file back to verify it.
 
     Args:
         directory: existing directory.
-        tensors: name and value of each tensor, made when it is needed.
-        sizes: bytes of each tensor.
-        most: bytes of a file, unless a single tensor is larger.
+        tensors: name and value of each tensor; consumed lazily, so that only one file's tensors are in memory.
+        sizes: size of each tensor in bytes.
+        most: size of a file in bytes, at most, unless a single tensor is larger.
 
     Raises:
         OSError: a file cannot be written.
-        RunError: a file does not hold what was written.
+        RunError: a file cannot be written, or does not hold the values that were written.
     """
     counts = _counts(sizes, most)
     names = [SINGLE]
@@ -239,7 +239,7 @@ def write_tensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], si
 
 
 def _counts(sizes: Sequence[int], most: int) -> list[int]:
-    """Number of tensors of each file."""
+    """Returns the number of tensors for each file, filled in order."""
     counts, used = [0], 0
     for size in sizes:
         if counts[-1] and used + size > most:
@@ -266,7 +266,7 @@ def _write(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads a file of the directory that holds a JSON object; raises SettingError where it does not."""
+    """Reads a JSON object from a file; raises SettingError if the file cannot be read or holds something else."""
     try:
         content = json.loads(read_regular(path))
     except OSError as error:

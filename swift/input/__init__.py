@@ -1,6 +1,7 @@
-"""Input pipelines: how one is planned by its profile, and how samples are made on several machines.
+"""Optimization of input pipelines, and input hosts that make samples for other machines.
 
-``optimizer`` plans, by what ``profile`` measures; ``server`` makes samples for another machine, ``client`` asks it.
-Both sides prove that they have the same key, and compare versions, data and operators. What is sent are numbers and
-samples, never a program. As between the nodes of a run, messages are neither signed nor encrypted afterwards.
+``profile`` measures the operators of a pipeline, and ``optimizer`` chooses a plan from the profile. ``server`` makes
+samples for another machine, whose ``client`` asks for them. Both sides prove that they have the same key, and compare
+versions, data and operators. Only numbers and samples are sent, never code. After the handshake, messages are neither
+signed nor encrypted, as between the nodes of a run.
 """

@@ -1,4 +1,4 @@
-"""Connections to input hosts, one for each of their processes, which the threads of a plan take in turns."""
+"""The client side of input hosts: one connection for each host process, shared by a plan's threads."""
 
 import json
 import secrets
@@ -15,23 +15,23 @@ from swift.errors import SettingError
 from swift.input.server import receive_bytes, receive_frame, send_frame
 
 Address = tuple[str, int]
-"""The host and the port."""
+"""Host and port."""
 _CONNECT_S = 5.0
 _SILENCE_S = 10.0
-"""Seconds in which an answer has to begin, and then be whole, or the host is lost; what takes longer is made here."""
+"""Seconds in which an answer has to begin, and again in which it has to be complete; else the host counts as lost."""
 _MOST_WORKERS = 256
 _LEAVE_S = 1.0
-"""Seconds at most in which processes confirm that they are free again."""
+"""Seconds at most that ``close`` waits for host processes to confirm that they are free again."""
 
 
 @dataclass(eq=False)
 class _Connection:
-    """A connection to a process of a host.
+    """A connection to one process of a host.
 
     Attributes:
         host: address of the host, as text.
-        socket: connection.
-        is_lost: whether it, or the whole host, is lost.
+        socket: socket of the connection.
+        is_lost: whether this process, or the whole host, is lost.
     """
 
     host: str
@@ -40,11 +40,11 @@ class _Connection:
 
 
 class InputHostPool:
-    """Input hosts that have the pipeline; see ``swift.data.remote_records.InputHosts``.
+    """The connected input hosts; implements ``swift.data.remote_records.InputHosts``.
 
     Args:
-        connections: connections to their processes.
-        report: called with a line on a host that is lost, or cannot answer; from any thread.
+        connections: connections to the processes of all hosts.
+        report: called, from any thread, with a line about a host that is lost or cannot answer.
     """
 
     def __init__(self, connections: Sequence[_Connection], report: Callable[[str], None]):
@@ -56,11 +56,11 @@ class InputHostPool:
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that are not lost."""
+        """Number of host processes that are not lost."""
         return sum(not connection.is_lost for connection in self._all)
 
     def ask(self, request: bytes) -> tuple[str, bytes] | None:
-        """Returns the name of a host and its answer; None: none is free, or the one that was asked is lost."""
+        """Sends a request to a free process; returns (host, answer), or None if none is free or the process is lost."""
         while True:
             try:
                 connection = self._free.get_nowait()
@@ -78,7 +78,7 @@ class InputHostPool:
         return connection.host, answer
 
     def tell(self, host: str, line: str) -> None:
-        """Reports the first line about a host that could not answer."""
+        """Reports that a host could not answer; only the first time for each host."""
         with self._lock:
             is_new = host not in self._reported
             self._reported.add(host)
@@ -86,9 +86,9 @@ class InputHostPool:
             self._report(f"input host {host} {line}; what it cannot make is made here")
 
     def close(self) -> None:
-        """Ends all connections, also those that are in use: what they answer is not wanted any longer.
+        """Closes all connections, also busy ones, whose answers are no longer needed.
 
-        Waits until the processes that were not in use serve another caller: the next one may be this machine.
+        Waits until the idle processes are free for another caller, since the next caller may be this machine.
         """
         self._is_closed = True
         idle = list[_Connection]()
@@ -109,7 +109,7 @@ class InputHostPool:
 
     def _lose(self, connection: _Connection, error: OSError) -> None:
         connection.is_lost = True
-        if isinstance(error, TimeoutError):  # the machine is lost, and not only this process of it
+        if isinstance(error, TimeoutError):  # silence means that the machine is lost, not only this process
             for other in self._all:
                 if other.host == connection.host:
                     other.is_lost = True
@@ -135,12 +135,12 @@ def connect(
     Args:
         addresses: addresses of the hosts.
         key: key that both sides prove to have.
-        facts: what both sides have to have in common, by its name.
-        report: called with a line on a host that cannot be reached, or is lost later.
+        facts: facts by name in which both sides must agree, see ``pipeline_facts``.
+        report: called with a line about a host that cannot be reached, or is lost later.
         report_missing: called instead of ``report`` for a host that cannot be reached.
 
     Raises:
-        SettingError: a host has another key, or something else than this machine.
+        SettingError: a host has another key, or other facts than this machine.
     """
     connections = list[_Connection]()
     for address in addresses:
@@ -167,11 +167,11 @@ def connect(
 
 
 def _connected(name: str, address: Address, key: str) -> _Connection | None:
-    """Connects to a process of a host; None: none is free.
+    """Connects to a free process of a host; returns None if all are busy.
 
     Raises:
-        SettingError: what answers does not have the key.
-        OSError: it cannot be reached, or ends the connection before it has answered.
+        SettingError: the other side does not have the key.
+        OSError: the host cannot be reached, or closes the connection before it has answered.
     """
     allowed = "is no input host, or has another key than --key-file"
     connection = socket.create_connection(address, _CONNECT_S)
@@ -196,10 +196,10 @@ def _connected(name: str, address: Address, key: str) -> _Connection | None:
 
 
 def _line(connection: socket.socket) -> Mapping[str, object]:
-    """Reads a line of the handshake; an empty one if what comes is none."""
+    """Reads a handshake line and returns its fields; {} if it is no JSON object."""
     received, deadline = bytearray(), time.monotonic() + _CONNECT_S
     while not received.endswith(b"\n") and len(received) < MAX_BYTES:
-        # What follows the line is not part of it.
+        # Byte by byte, since the bytes after the line belong to the next frame.
         received += receive_bytes(connection, 1, deadline - time.monotonic())
     with suppress(ValueError, RecursionError):
         fields = json.loads(received)

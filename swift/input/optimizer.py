@@ -1,17 +1,17 @@
-"""The plan by which a pipeline is predicted to run fastest, from a profile of its operators.
+"""The optimizer for input pipelines: chooses the plan that is predicted fastest from a profile of the operators.
 
-One pass after the other improves the plan, and each is judged by the predicted time. An operator's time grows in
-proportion to the bytes of the fields that it reads, as in cedar (section 4): moved behind one that shrinks them, it
-takes less. A record that is left out costs nothing afterwards. The passes:
+Passes improve the plan one after the other, and each is judged by the predicted time. As in cedar (section 4), an
+operator's time is proportional to the bytes of the fields that it reads, so it gets cheaper behind an operator that
+shrinks them. A dropped record costs nothing afterwards. The passes:
 
-- Reordering: of all orders in which no operator passes one that would change its sample, the cheapest. Every order is
-  judged with the cache that suits it best, since what may be kept ends at the first random operator.
-- Caching: samples are kept where making them again costs more than reading them, before the first random operator.
-- Workers: threads for operators that wait or release Python's lock, processes for those that hold it.
-- Offloading: the first operators of records run on other hosts. An answer costs this host the time to ask and to read
-  it, in proportion to its bytes, so what is offloaded ends where samples are small. With a cache only what runs before
-  it is offloaded, and so only while samples are kept.
-- Prefetching: as many samples ahead of their use as the workers make at once and the memory allows.
+- Reordering: the cheapest order among those that give the same samples. Every order is judged with its best cache,
+  since a cache cannot come after the first random operator.
+- Caching: samples are cached where making them again costs more than reading them, before the first random operator.
+- Workers: threads for operators that wait or release Python's global interpreter lock, processes for the others.
+- Offloading: input hosts run the first operators. An answer costs this machine time to ask for and to read, in
+  proportion to its bytes, so offloading ends where samples are small. With a cache, only operators before the cache are
+  offloaded, so hosts help only while it is being filled.
+- Prefetching: as many samples as the workers make at once and the memory allows.
 """
 
 import math
@@ -29,52 +29,52 @@ from swift.errors import check_count, check_number
 from swift.input.profile import HostsProfile, InputProfile, OperatorProfile, profile_input
 
 _START_S = 3.0
-"""Seconds until a process that makes samples has started."""
+"""Seconds that a worker process takes to start."""
 _DISK_S_PER_BYTE = 1e-9
-"""Seconds to read a byte of a file that is kept, beside decoding it."""
+"""Seconds to read a byte of a cache in files, decoding not included."""
 
 _READY_PER_WORKER = 2
-"""Samples that are ready for each thread that makes them: one is taken while the next is made."""
+"""Samples to prefetch for each worker thread: one is taken while the next is made."""
 _MEMORY_OVER_AHEAD = 8
-"""The share of the memory that samples ahead may take is one over this."""
+"""Prefetched samples may take 1 / 8 of the memory."""
 
 _MOST_ORDERS = 2000
-"""Orders that are all tried; where there are more, the best is improved step by step."""
+"""Number of legal orders up to which all are tried; if there are more, the best one is improved by swaps."""
 
 _MOST_THREADS = 16
 _LITTLE_WAITING = 0.2
-"""The share of a thread's time that may be waiting before another thread is worth it."""
+"""Share of a thread's time that may be spent waiting before another thread is worthwhile."""
 _LEAST_THREADED_S = 1e-4
-"""Seconds of a record below which handing it from thread to thread takes as long."""
+"""Seconds per record below which handing it from thread to thread would take as long as making it."""
 _THREAD_GAIN = 1.4
-"""Speed of two threads over one from which on threads are worth it."""
+"""Speed-up by a second thread from which threads are worthwhile."""
 
 _OFFLOAD_GAIN = 1.25
-"""Ratio of the times without and with other hosts from which on these are worth it."""
+"""Speed-up by input hosts from which offloading is worthwhile."""
 _OFFLOAD_LEAST_S = 1.0
-"""Seconds that they have to save."""
+"""Seconds that input hosts must save at least."""
 _ECHO_BYTES = 1 << 20
 _ECHO_ROUNDS, _HOST_RECORDS = 5, 8
 _HOST_PROFILE_S = 2.0
-"""Seconds after which no further record is tried."""
+"""Seconds after which profiling asks hosts for no further record."""
 
 _AHEAD = 64
-"""Documents that are ready before they are written to the index."""
+"""Documents to prefetch while an index is built."""
 _CHECK_EVERY = 1000
-"""Number of samples of which one is compared with that of the plain order."""
+"""One sample in this many is compared with the order as written."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Limits of what a plan may use.
+    """The resources that a plan may use.
 
     Args:
-        num_epochs: epochs that will be read; what is kept has to be worth it in these.
-        num_cores: cores for making samples.
-        memory_bytes: memory for samples that are kept, and for those ahead of their use.
-        disk_bytes: room on the disk for samples that are kept.
-        cache_directory: directory for them; None: none are kept on a disk.
-        hosts: profile of other hosts that can make samples; None: there are none.
+        num_epochs: number of epochs that will be read, within which a cache has to pay off.
+        num_cores: number of cores for making samples.
+        memory_bytes: memory for cached and prefetched samples.
+        disk_bytes: disk space for cached samples.
+        cache_directory: directory for caches in files; None: no such caches.
+        hosts: profile of the input hosts; None: no hosts.
     """
 
     num_epochs: float = 3.0
@@ -93,12 +93,12 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cost:
-    """Predicted seconds of one thread for all records of a source.
+    """A plan's predicted time, in seconds of one thread for all records.
 
     Attributes:
-        once_s: before the first sample: what stays is found out, and kept.
-        epoch_s: in each epoch.
-        kept_bytes: bytes that are kept.
+        once_s: seconds before the first sample, to survey the source and fill the cache.
+        epoch_s: seconds of each epoch.
+        kept_bytes: size of the cache.
     """
 
     once_s: float
@@ -106,7 +106,7 @@ class Cost:
     kept_bytes: float
 
     def total_s(self, num_epochs: float) -> float:
-        """Returns the seconds of this many epochs."""
+        """Returns the seconds of ``num_epochs`` epochs, with the survey."""
         return self.once_s + num_epochs * self.epoch_s
 
 
@@ -132,14 +132,14 @@ def predict(plan: InputPlan, profile: InputProfile) -> Cost:
 
 @dataclass(frozen=True)
 class PlacedOperator:
-    """An operator in its place.
+    """An operator at its place in an order, with its predicted costs.
 
     Attributes:
         element: operator.
-        alone_s: seconds for one sample that reaches it.
-        seconds: the same, times the share of records that reach it.
-        passing_share: share of records that pass it and all before it.
-        num_bytes: bytes of a sample after it.
+        alone_s: seconds for one sample that reaches the operator.
+        seconds: ``alone_s`` times the share of records that reach the operator.
+        passing_share: share of records that pass this operator and all before it.
+        num_bytes: bytes of a sample after the operator.
     """
 
     element: Element
@@ -150,7 +150,7 @@ class PlacedOperator:
 
 
 def _steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfile) -> Iterator[PlacedOperator]:
-    """Yields the operators of records in an order, each with its predicted time and bytes."""
+    """Yields the record operators in the given order, each with its predicted time and bytes."""
     written = [name_of(element) for element in plan.pipeline.levels[0].elements]
     means = dict(zip(written, profile.operators, strict=True))
     by_name = {name_of(element): element for element in elements}
@@ -160,6 +160,7 @@ def _steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfil
     for element in elements:
         name = name_of(element)
         operator, usual = means[name], written[: written.index(name)]
+        # The profile is of the order as written: scale by every operator that has moved to the other side of this one.
         ratio = 1.0
         for other in set(before) ^ set(usual):
             if _writes_what(by_name[other], element):
@@ -172,23 +173,23 @@ def _steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfil
 
 
 def _growth(written: Sequence[str], means: dict[str, OperatorProfile], size: float) -> dict[str, float]:
-    """Returns how many bytes each operator adds to a sample, in the order in which they are written."""
+    """Returns how many bytes each operator adds to a sample in the order as written."""
     added = {}
     for name in written:
-        after = means[name].bytes_out or size  # 0 where no sample has come so far
+        after = means[name].bytes_out or size  # 0 if no profiled sample has come this far
         added[name], size = (0.0, size) if after == size else (after - size, after)
     return added
 
 
 def _writes_what(other: Element, element: Element) -> bool:
-    """Whether an operator changes the size of what another reads."""
+    """Whether an operator may change the size of the fields that another one reads."""
     if other.writes is None or element.reads is None:
         return other.writes != ()
     return bool(set(other.writes) & set(element.reads))
 
 
 def _visits(plan: InputPlan, profile: InputProfile) -> float:
-    """Returns the times that a record is made in an epoch: shuffled rows make a document once for each row of it."""
+    """Returns how often a record is made per epoch: shuffled rows make a document once for each row that has a part."""
     rows = next((level for level in plan.pipeline.levels[1:] if hasattr(level.group, "length")), None)
     if rows is None or not rows.is_shuffled:
         return 1.0
@@ -196,7 +197,7 @@ def _visits(plan: InputPlan, profile: InputProfile) -> float:
 
 
 def _cache_choices(plan: InputPlan, profile: InputProfile, resources: Resources) -> Iterator[InputPlan]:
-    """Yields a plan with each cache that fits: before the first random operator, and where fields can be kept."""
+    """Yields the plan without a cache, and with each cache that fits and comes before the first random operator."""
     yield replace(plan, cache=None)
     elements = plan.elements(0)
     for position in range(len(elements) + 1):
@@ -211,7 +212,7 @@ def _cache_choices(plan: InputPlan, profile: InputProfile, resources: Resources)
 
 
 def _cheapest_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> tuple[InputPlan, float]:
-    """Returns the plan with the cache that costs least, and its seconds."""
+    """Returns the plan with the cheapest cache, which may be none, and its predicted seconds."""
     costs = [
         (predict(candidate, profile).total_s(resources.num_epochs), number, candidate)
         for number, candidate in enumerate(_cache_choices(plan, profile, resources))
@@ -221,7 +222,7 @@ def _cheapest_cache(plan: InputPlan, profile: InputProfile, resources: Resources
 
 
 def _add_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
-    """Returns the plan with the cache that costs least, which may be none."""
+    """Returns the plan with the cheapest cache, which may be none, and the reason."""
     best, seconds = _cheapest_cache(plan, profile, resources)
     without = predict(replace(plan, cache=None), profile).total_s(resources.num_epochs)
     if best.cache is None:
@@ -238,17 +239,17 @@ def _add_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> 
 
 
 def _must_precede(first: Element, second: Element) -> bool:
-    """Whether an operator has to stay before another that the pipeline has somewhere after it.
+    """Whether ``first`` has to stay in front of ``second``, which comes somewhere after it in the pipeline.
 
-    Operators commute where neither writes what the other reads or writes; random ones, too, since their numbers depend
-    on the sample and not on its place. A record that an operator raises on out of its place is made again in the order
-    of the pipeline, so that only such a record's own error counts.
+    Operators commute if neither writes a field that the other reads or writes. So do random ones, since their random
+    numbers depend on the sample and not on its place. If a moved operator raises on a record, the record is made again
+    in the order as written, so that only errors in that order count.
     """
     if first.is_fixed or second.is_fixed:
         return True
     chooses = isinstance(first, Filter | DropDuplicates)
     if chooses and not isinstance(second, Filter | DropDuplicates):
-        return True  # nothing is gained by making what is then left out
+        return True  # nothing is gained by working on samples that are then dropped
     if chooses and (isinstance(first, DropDuplicates) or isinstance(second, DropDuplicates)):
         return not _keeps_equals_together(first, second)
     if second.depends_on is not None:
@@ -257,7 +258,10 @@ def _must_precede(first: Element, second: Element) -> bool:
 
 
 def _keeps_equals_together(first: Element, second: Element) -> bool:
-    """Whether a filter sees only the field whose duplicates are dropped: equal samples then stay or go together."""
+    """Whether a filter and a ``DropDuplicates`` commute: the filter reads only the field that is compared.
+
+    Then the filter keeps or drops equal samples together.
+    """
     if isinstance(first, DropDuplicates) and isinstance(second, DropDuplicates):
         return False
     test, dropped = (second, first) if isinstance(first, DropDuplicates) else (first, second)
@@ -266,14 +270,14 @@ def _keeps_equals_together(first: Element, second: Element) -> bool:
 
 
 def _meet(fields: Sequence[str] | None, other_fields: Sequence[str] | None) -> bool:
-    """Whether two sets of fields have one in common; None has all."""
+    """Whether two sets of fields overlap; None stands for all fields."""
     if fields is None or other_fields is None:
         return fields != () and other_fields != ()
     return bool(set(fields) & set(other_fields))
 
 
 def legal_orders(elements: Sequence[Element], most: int) -> Iterator[tuple[Element, ...]]:
-    """Yields orders of operators that give the same samples, the written one first; at most ``most`` of them."""
+    """Yields at most ``most`` orders of operators that give the same samples, the order as written first."""
     num = len(elements)
     before = [{i for i in range(j) if _must_precede(elements[i], elements[j])} for j in range(num)]
     left = most
@@ -295,12 +299,12 @@ def legal_orders(elements: Sequence[Element], most: int) -> Iterator[tuple[Eleme
 
 
 def _add_prefetch(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
-    """Returns the plan with a number of samples ahead."""
+    """Returns the plan with the number of samples to prefetch."""
     if not plan.num_threads and not plan.num_processes:
         return replace(plan, reasons=(*plan.reasons, "prefetch: none without workers"))
     size = profile.operators[-1].bytes_out if profile.operators else profile.source.bytes_out
     if plan.num_packed:
-        size = 8.0 * (plan.num_packed + 1)
+        size = 8.0 * (plan.num_packed + 1)  # int32 tokens and segments
     for level in plan.pipeline.levels:
         size *= level.group.size if isinstance(level.group, Stack) else 1
     num_ready = _READY_PER_WORKER * max(1, plan.num_threads) * max(1, plan.num_processes)
@@ -311,7 +315,7 @@ def _add_prefetch(plan: InputPlan, profile: InputProfile, resources: Resources) 
 
 
 def _reorder(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
-    """Returns the plan with the order of records' operators that costs least; the present one where none costs less."""
+    """Returns the plan with the cheapest order of the record operators; the present order if none is cheaper."""
 
     def seconds_of(candidate: InputPlan) -> float:
         return _cheapest_cache(candidate, profile, resources)[1]
@@ -339,7 +343,7 @@ def _with_order(plan: InputPlan, order: tuple[Element, ...]) -> InputPlan:
 
 
 def _improved(plan: InputPlan, elements: tuple[Element, ...], seconds_of: object) -> InputPlan:
-    """Swaps neighbours while that makes a plan cheaper."""
+    """Improves a plan by swaps of neighbours until none makes it cheaper."""
     assert callable(seconds_of)
     best, seconds = plan, seconds_of(plan)
     is_better = True
@@ -353,7 +357,7 @@ def _improved(plan: InputPlan, elements: tuple[Element, ...], seconds_of: object
 
 
 def _swaps(plan: InputPlan, elements: tuple[Element, ...]) -> Iterator[InputPlan]:
-    """Yields the plans in which two neighbours of the order are swapped that may be."""
+    """Yields a plan for each legal swap of two neighbours."""
     order = plan.elements(0)
     for position in range(len(order) - 1):
         pair = sorted(order[position : position + 2], key=elements.index)
@@ -362,7 +366,7 @@ def _swaps(plan: InputPlan, elements: tuple[Element, ...]) -> Iterator[InputPlan
 
 
 def _add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
-    """Returns the plan with the number of threads and processes that is predicted to be fastest."""
+    """Returns the plan with the numbers of threads and processes that are predicted fastest."""
     seconds = profile.source.seconds + sum(operator.seconds for operator in profile.operators)
     waits_s = sum(step.seconds - step.cpu_s for step in (profile.source, *profile.operators))
     waiting = waits_s / max(seconds, 1e-12)
@@ -379,7 +383,7 @@ def _add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -
         num_threads = max(num_threads, resources.num_cores)
         reason = f"workers: {num_threads} threads; {evidence}"
         return replace(plan, num_threads=num_threads, reasons=(*plan.reasons, reason))
-    is_shared = plan.cache is None or plan.cache.kind == "disk"  # each process would have a copy of its own
+    is_shared = plan.cache is None or plan.cache.kind == "disk"  # processes share no memory
     saved_s = total_s * (1 - 1 / resources.num_cores)
     if is_shared and saved_s > _START_S:
         reason = f"workers: {resources.num_cores} processes; {evidence}, and {saved_s:.3g} s are saved"
@@ -393,7 +397,7 @@ def _add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -
 
 
 def add_offload(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
-    """Returns the plan with the operators on other hosts that save most; without any where none do."""
+    """Returns the plan that offloads as many first operators as saves most; unchanged if offloading does not pay."""
     hosts = resources.hosts
     if hosts is None:
         return plan
@@ -427,7 +431,7 @@ def _offload_ends(plan: InputPlan, profile: InputProfile) -> Iterator[int]:
 
 
 def _offloaded_s(plan: InputPlan, profile: InputProfile, hosts: HostsProfile, end: int, num_epochs: float) -> float:
-    """Predicts the seconds of all epochs if the first operators run on other hosts."""
+    """Predicts the seconds of all epochs if input hosts run the first ``end`` operators."""
     steps = list(_steps_of(plan, plan.elements(0), profile))
     num, read_s = profile.num_records, profile.source.seconds
     passing_share = steps[-1].passing_share if steps else 1.0
@@ -435,7 +439,7 @@ def _offloaded_s(plan: InputPlan, profile: InputProfile, hosts: HostsProfile, en
     prediction = predict(plan, profile)
 
     def slower(there_s: float, here_s: float, sent: float) -> float:
-        """Returns the seconds of one record: of the other hosts, the network that all share, or this one."""
+        """Returns the seconds per record of the bottleneck: the hosts, the shared network, or this machine."""
         making_s = there_s / hosts.speed + hosts.ask_s[0] / hosts.num_workers
         sending_s, cpu_s = hosts.ask_s[1] * size * sent, hosts.cpu_s[0] + hosts.cpu_s[1] * size * sent
         return max(making_s, sending_s, cpu_s + here_s)
@@ -464,7 +468,7 @@ def _total_s(steps: list[PlacedOperator]) -> float:
 
 
 def _speed_here(plan: InputPlan, profile: InputProfile) -> float:
-    """Returns how much faster the plan's threads and processes are than one thread."""
+    """Returns the speed-up of the plan's threads and processes over one thread."""
     steps = (profile.source, *profile.operators)
     computing = sum(step.cpu_s for step in steps) / max(sum(step.seconds for step in steps), 1e-12)
     threads = min(max(plan.num_threads, 1), max(profile.thread_gain, 1 / max(computing, 1e-3)))
@@ -472,20 +476,20 @@ def _speed_here(plan: InputPlan, profile: InputProfile) -> float:
 
 
 def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) -> HostsProfile | None:
-    """Measures how long other hosts take for the first records, and the way there and back.
+    """Measures how fast input hosts make the first records, and the round trip of requests.
 
     Args:
         hosts: hosts that have the pipeline.
-        pipeline: pipeline.
-        profile: profile of it on this host.
+        pipeline: pipeline to profile.
+        profile: profile of the pipeline on this machine.
 
     Returns:
-        The profile; None if none of the hosts answers, or nothing can be sent.
+        The profile; None if no host answers, or no sample can be sent.
     """
     plan, num_workers = plain_plan(pipeline), hosts.num_workers
     end = max((index for index in range(len(plan.orders[0]) + 1) if index not in profile.unkept), default=None)
     here_s = there_s = 0.0
-    if end is not None and num_workers:  # the first record of each process may load a library
+    if end is not None and num_workers:  # warm up: the first record of each process may load a library
         with ThreadPoolExecutor(num_workers) as threads:
             first = make_request(plan, RecordRequest(0, end))
             list(threads.map(hosts.ask, [first] * num_workers))
@@ -510,7 +514,7 @@ def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) 
 
 
 def _round_trip(hosts: InputHosts, size: int) -> tuple[float, float] | None:
-    """Measures the shortest time from a request to an answer of a size, and that in which this thread computes."""
+    """Measures the shortest round trip for an echo of ``size`` bytes: (seconds, this thread's CPU seconds)."""
     times = list[tuple[float, float]]()
     for _ in range(_ECHO_ROUNDS):
         start_time, cpu = time.perf_counter(), time.thread_time()
@@ -533,10 +537,10 @@ _PASSES = (_reorder, _add_cache, _add_workers, add_offload, _add_prefetch)
 
 @dataclass(frozen=True)
 class Alternative:
-    """A plan that could be chosen.
+    """A candidate plan, for comparison with the chosen one.
 
     Attributes:
-        name: what it does, in words.
+        name: short description, such as ``reordered``.
         plan: the plan.
         seconds: predicted seconds of one core for all epochs.
     """
@@ -549,12 +553,12 @@ class Alternative:
 def plan_input(
     pipeline: Pipeline, resources: Resources | None = None, profile: InputProfile | None = None
 ) -> InputPlan:
-    """Chooses how a pipeline runs; its samples are the same as those of ``plain_plan``.
+    """Chooses the plan for a pipeline that is predicted fastest; its samples equal the samples of ``plain_plan``.
 
     Args:
-        pipeline: pipeline.
-        resources: what the plan may use.
-        profile: profile of the pipeline; made here unless given.
+        pipeline: pipeline to plan.
+        resources: resources that the plan may use; None: the defaults.
+        profile: profile of the pipeline; None: measured here.
 
     Raises:
         SettingError: the source has no records.
@@ -568,7 +572,7 @@ def plan_input(
 
 
 def plan_once(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
-    """Plans a single reading of a pipeline, whose samples the index of a corpus keeps; a ``PlanReading``."""
+    """Plans a single reading of a pipeline, without a cache, to build a corpus index; a ``PlanReading``."""
     profile = profile_input(pipeline)
     hosts_profile = None if hosts is None else profile_hosts(hosts, pipeline, profile)
     once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=0, hosts=hosts_profile)
@@ -578,7 +582,7 @@ def plan_once(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
 
 
 def alternatives(pipeline: Pipeline, resources: Resources, profile: InputProfile) -> list[Alternative]:
-    """Returns the plain plan, those with a single pass, and the chosen one, with what each is predicted to cost."""
+    """Returns the plain plan, plans with a single pass, and the chosen plan, each with its predicted time."""
     plain, chosen = plain_plan(pipeline), plan_input(pipeline, resources, profile)
     plans = {
         "as written": plain,

@@ -1,4 +1,4 @@
-"""A profile of a pipeline: time and bytes of each operator on the first records."""
+"""The profiler for input pipelines: measures each operator's time and bytes on the first records."""
 
 import resource
 import threading
@@ -17,26 +17,26 @@ from swift.data.sources import DataError
 from swift.errors import SettingError
 
 _AT_MOST_S = 1.0
-"""Seconds after which no further record is profiled."""
+"""Seconds after which profiling starts no further record."""
 _SHARE, _LEAST, _MOST = 50, 16, 100
-"""One record in 50 is profiled, but 16 to 100: a profile of more would take as long as its plan saves."""
+"""One record in 50 is profiled, at least 16 and at most 100: more would take as long as the plan saves."""
 _THREADS = 2
 _TRIED_S, _TRIED_AT_MOST_S = 0.03, 0.3
-"""Seconds for which one thread is tried, and two together: without those in which others have its core, and in all."""
+"""Seconds to measure one thread, and then two: without the time in which others have the core, and in total at most."""
 
 
 @dataclass(frozen=True)
 class OperatorProfile:
-    """Means of one operator.
+    """The profile of one operator, as means over its calls.
 
     Attributes:
         name: name of the operator; ``source`` for reading a record.
-        seconds: seconds of one call.
-        cpu_s: seconds of one call in which its thread computes; in the others it waits.
-        bytes_in: bytes of the fields that it reads.
-        bytes_out: bytes of the whole sample after it.
-        kept_share: share of the samples that it lets pass.
-        writes_ratio: bytes of what it writes over those of the same fields before; 1 where there were none.
+        seconds: seconds per call.
+        cpu_s: CPU seconds per call; for the rest of the call the thread waits.
+        bytes_in: bytes of the fields that the operator reads.
+        bytes_out: bytes of the whole sample after the operator.
+        kept_share: share of the samples that pass the operator.
+        writes_ratio: ratio by which the operator changes the bytes of the fields that it overwrites; 1 if none.
     """
 
     name: str
@@ -50,17 +50,17 @@ class OperatorProfile:
 
 @dataclass(frozen=True)
 class InputProfile:
-    """Profile of the operators of single records.
+    """The profile of a pipeline's record operators.
 
     Attributes:
-        num_profiled: records that it is from.
-        num_records: records of the source.
-        source: reading a record.
-        operators: operators of records, in the order in which they are written.
-        tokens: tokens of a document, where the pipeline packs them; 0: it does not.
-        keep_s: seconds to keep a sample, and to read it again, for each byte.
-        unkept: why samples cannot be kept, by the number of operators before; nothing where they can.
-        thread_gain: speed of two threads over that of one: 1 where the operators hold Python's lock.
+        num_profiled: number of profiled records.
+        num_records: number of records in the source.
+        source: profile of reading a record.
+        operators: profiles of the record operators, in the order as written.
+        tokens: mean number of tokens per document, if the pipeline packs or batches; else 0.
+        keep_s: seconds per byte to cache a sample, and to read it back.
+        unkept: why samples cannot be cached, by number of operators before the cache; only places where they cannot.
+        thread_gain: speed-up by a second thread; 1 if the operators hold Python's global interpreter lock.
     """
 
     num_profiled: int
@@ -75,13 +75,13 @@ class InputProfile:
 
 @dataclass(frozen=True)
 class HostsProfile:
-    """Profile of other hosts.
+    """The profile of the input hosts.
 
     Attributes:
-        num_workers: processes of theirs that make samples.
-        speed: records that all of them make in the time in which a thread here makes one.
-        ask_s: seconds from a question to its answer, beside making it, and for each byte of it.
-        cpu_s: the same seconds, as far as a thread here computes.
+        num_workers: number of host processes that make samples.
+        speed: number of records that all processes make in the time in which a thread of this machine makes one.
+        ask_s: seconds of a round trip without making the record: per request, and per byte of the answer.
+        cpu_s: CPU seconds of the same on this machine: per request, and per byte of the answer.
     """
 
     num_workers: int
@@ -91,7 +91,7 @@ class HostsProfile:
 
 
 class _Sums:
-    """Sums of one operator."""
+    """Running sums for the profile of one operator."""
 
     def __init__(self, element: Element | None):
         self.element, self.num_in, self.num_out = element, 0, 0
@@ -102,7 +102,7 @@ class _Sums:
         cpu = time.thread_time()
         result = call()
         cpu_s, elapsed_s = time.thread_time() - cpu, time.perf_counter() - start_time
-        # A thread that had to let others compute does not wait for anything: the machine is only shared.
+        # Without a voluntary context switch the thread has not waited: others had its core, which does not count.
         is_blocked = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > before.ru_nvcsw
         self.cpu_s += min(cpu_s, elapsed_s)
         self.seconds += elapsed_s if is_blocked else min(cpu_s, elapsed_s)
@@ -137,21 +137,22 @@ class _Sums:
 
 
 def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputProfile:
-    """Runs the operators of records on the first ones, in the order in which they are written, and times each.
+    """Runs the record operators on the first records, in the order as written, and times each.
+
+    The first record is made once before, untimed, since it may load a library.
 
     Args:
         pipeline: pipeline to profile.
-        num_records: records at most, and fewer where these take longer than a second; None: as many as a source of this
-            length is worth. The first one is made once before, untimed: it may load a library.
+        num_records: number of records at most; fewer if they take longer than a second. None: one in ``_SHARE``.
 
     Raises:
         SettingError: the source has no records.
-        DataError: an operator raises on one of the records, and none may be skipped.
+        DataError: an operator raises on one of the records, and no record may be skipped.
     """
     source, elements = pipeline.source, pipeline.levels[0].elements
     if not len(source):
         raise SettingError("Pipeline.source", source, "has no records: there is nothing to read")
-    functions = [pipeline.untraced(element) for element in elements]  # a note takes as long as a quick operator
+    functions = [pipeline.untraced(element) for element in elements]  # tracing takes as long as a fast operator
     _made(pipeline, [pipeline.applied(element) for element in elements], 0)
     reading, sums = _Sums(None), [_Sums(element) for element in elements]
     keeping = [_Keeping() for _ in range(len(elements) + 1)]
@@ -195,14 +196,14 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
 
 
 class _Keeping:
-    """The time to keep the samples of one place, and to read them again."""
+    """Measures the time to encode and decode the samples at one place of the order."""
 
     def __init__(self) -> None:
         self.reason, self.write_s, self.read_s, self.num_bytes, self._num = "", 0.0, 0.0, 0, 0
 
     def note(self, sample: Any) -> None:
         self._num += 1
-        if self.reason or self._num % 8 != 1:  # a few say enough
+        if self.reason or self._num % 8 != 1:  # one sample in eight is enough
             return
         try:
             start_time = time.perf_counter()
@@ -222,7 +223,7 @@ def _rates(keeping: list[_Keeping]) -> tuple[float, float]:
 
 
 def _thread_gain(pipeline: Pipeline, functions: list[Any], num_records: int) -> float:
-    """Measures what a second thread brings: the records of two threads over those of one, in the same time."""
+    """Measures the speed-up by a second thread: records per second of two threads over one."""
 
     def rate(together: threading.Barrier, ended: threading.Event) -> float:
         together.wait()
@@ -246,7 +247,7 @@ def _thread_gain(pipeline: Pipeline, functions: list[Any], num_records: int) -> 
 
 
 def _waited_s() -> float:
-    """Seconds for which this thread could have run and had no core; 0 where the kernel does not tell."""
+    """Returns the seconds for which this thread was runnable but had no core; 0 if the kernel does not tell."""
     try:
         schedstat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
         return int(schedstat.split()[1]) / 1e9
@@ -255,7 +256,7 @@ def _waited_s() -> float:
 
 
 def _made(pipeline: Pipeline, functions: list[Any], number: int) -> None:
-    """Makes a record and drops it, whatever the operators raise."""
+    """Makes a record and discards it; ignores errors of the operators."""
     sample: Any = pipeline.source[number]
     try:
         for function in functions:

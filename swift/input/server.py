@@ -1,8 +1,8 @@
-"""The input host: a process that admits callers, and those that make samples for them, one caller each.
+"""The server side of an input host: one process admits callers, and worker processes make samples, for one caller each.
 
-A process that dies is started again; its caller makes its samples itself meanwhile. Callers prove that they have the
-key, a file that only its owner can read, the same on all machines (``find_key``). Requests and answers are frames of
-bytes: each begins with its length, and is whole within a time limit.
+A worker that dies is restarted; meanwhile its caller makes the samples itself. Callers prove that they have the key: a
+file that only its owner can read, the same on all machines (``find_key``). Requests and answers are frames: a length,
+then the bytes. Each frame must be complete within a time limit.
 """
 
 import json
@@ -30,34 +30,34 @@ from swift.files import read_regular, replace_file
 _HEAD = struct.Struct("<I")
 MOST_BYTES = 1 << 28
 _LEAST_RATE = 1 << 23
-"""Bytes of a frame in a second, below which a connection counts as broken."""
+"""Bytes per second of a frame below which a connection counts as broken."""
 
 _TURN_S, _PAUSE_S = 0.1, 1.0
 _FREE = b"f"
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
-"""Seconds after which a caller whose machine is gone makes room for another, and tries."""
+"""TCP keepalive: a caller whose machine is gone frees its worker after 10 s and 3 probes, 5 s apart."""
 _STALL_S = 10.0
-"""Seconds for a frame that a caller has begun to send, or takes; afterwards the process serves another."""
+"""Seconds for a caller to complete or accept a frame; after that the worker serves another caller."""
 BUSY = "all processes are busy"
 
 _LEAST = 32
-"""Characters of a key: fewer could be guessed."""
+"""Least length of a key in characters: a shorter one could be guessed."""
 
 
 class Ended(ConnectionError):
-    """The other side has ended the connection."""
+    """The other side has closed the connection."""
 
 
 def send_frame(connection: socket.socket, content: bytes, limit_s: float) -> None:
     """Sends a frame.
 
     Args:
-        connection: connection, whose time limit for a single read or write is left changed.
+        connection: connection; its socket timeout is changed, and not restored.
         content: content of the frame.
-        limit_s: seconds for all of it, besides those that its bytes take.
+        limit_s: time limit for the whole frame, in addition to the time for its bytes at ``_LEAST_RATE``.
 
     Raises:
-        TimeoutError: the other side does not take it in time.
+        TimeoutError: the other side does not accept the frame in time.
         OSError: the connection is broken.
     """
     if len(content) > MOST_BYTES:
@@ -71,11 +71,11 @@ def receive_frame(connection: socket.socket, limit_s: float) -> bytes:
 
     Args:
         connection: see ``send_frame``.
-        limit_s: seconds until it begins, and for the rest besides those that its bytes take.
+        limit_s: time limit until the frame begins, and again for the rest, in addition to the time for its bytes.
 
     Raises:
-        TimeoutError: it is not whole in time, however often a part of it comes.
-        OSError: the connection ends before.
+        TimeoutError: the frame is not complete in time, even if parts of it keep arriving.
+        OSError: the connection ends before the frame does.
     """
     (size,) = _HEAD.unpack(receive_bytes(connection, _HEAD.size, limit_s))
     if size > MOST_BYTES:
@@ -84,7 +84,7 @@ def receive_frame(connection: socket.socket, limit_s: float) -> bytes:
 
 
 def receive_bytes(connection: socket.socket, size: int, limit_s: float) -> bytes:
-    """Receives so many bytes; see ``receive_frame``, the limit is for all of them."""
+    """Receives exactly ``size`` bytes within ``limit_s`` seconds in all; raises as ``receive_frame`` does."""
     received, deadline = bytearray(size), time.monotonic() + limit_s
     view = memoryview(received)
     while view:
@@ -101,13 +101,13 @@ def receive_bytes(connection: socket.socket, size: int, limit_s: float) -> bytes
 
 @dataclass
 class _Worker:
-    """A process that makes samples.
+    """A worker process that makes samples.
 
     Attributes:
-        process: process.
-        link: socket to it: a caller's connection goes there, and a byte comes back when it is free.
-        is_free: whether it waits for a caller.
-        started: time of its start, of the monotonic clock.
+        process: the process.
+        link: socket to the process, which receives a caller's connection and sends a byte when it is free again.
+        is_free: whether the process waits for a caller.
+        started: start time, by the monotonic clock.
     """
 
     process: BaseProcess
@@ -124,14 +124,14 @@ def serve_input(
     report: Callable[[str], None],
     is_over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serves callers that prove to have the key.
+    """Serves callers that have the key, until ``is_over``.
 
     Args:
-        listener: socket on which they call.
-        key: key.
-        load: function that makes the pipelines, which each process gets as a pickle.
-        num_workers: number of processes.
-        report: called with a line once all processes are ready, and when one has died.
+        listener: socket that listens for callers.
+        key: key that callers must prove to have.
+        load: makes the pipelines; must be picklable, since each worker process calls it.
+        num_workers: number of worker processes.
+        report: called with a line once all workers are ready, and when one has died.
         is_over: whether to stop.
     """
     workers = [_started(load) for _ in range(num_workers)]
@@ -149,7 +149,7 @@ def serve_input(
         del node
         with connection:
             worker = next(worker for worker in workers if worker.is_free)
-            with suppress(OSError):  # it has died, and its caller will notice
+            with suppress(OSError):  # the worker has died; the caller will notice
                 socket.send_fds(worker.link, [_FREE], [connection.fileno()])
             worker.is_free = False
 
@@ -158,7 +158,7 @@ def serve_input(
         while not is_over():
             try:
                 admission.turn(_TURN_S)
-            except OSError:  # too many files are open, for the moment
+            except OSError:  # too many open files, for the moment
                 time.sleep(_TURN_S)
             look()
             if not was_ready and all(worker.is_free for worker in workers):
@@ -174,7 +174,7 @@ def serve_input(
 
 
 def _seen(worker: _Worker, load: Callable[[], Sequence[Pipeline]], report: Callable[[str], None]) -> _Worker:
-    """Takes note of a process that is free; starts one that has died again, after a pause."""
+    """Updates whether a worker is free; restarts a dead one, at most once in ``_PAUSE_S`` seconds."""
     if not worker.process.is_alive():
         worker.is_free = False
         if time.monotonic() < worker.started + _PAUSE_S:
@@ -197,7 +197,7 @@ def _started(load: Callable[[], Sequence[Pipeline]]) -> _Worker:
 
 
 def _work(link: socket.socket, load: Callable[[], Sequence[Pipeline]]) -> None:
-    """Serves one caller after the other, until the process that admits them is gone."""
+    """Serves one caller after the other in a worker process, until the admitting process is gone."""
     served = _Served(load)
     with suppress(OSError):
         link.sendall(_FREE)
@@ -207,14 +207,14 @@ def _work(link: socket.socket, load: Callable[[], Sequence[Pipeline]]) -> None:
                 return
             with socket.socket(fileno=descriptors[0]) as connection:
                 _serve(served, connection, link)
-                link.sendall(_FREE)  # before the connection ends, which tells its caller that it may call again
+                link.sendall(_FREE)  # before the connection closes, since then the caller may call again
 
 
 class _Served:
-    """The pipelines of a process, with what callers have to have in common with one, found out once and not for each.
+    """The pipelines of a worker, with their facts, which are computed once and not for every caller.
 
     Args:
-        load: function that makes the pipelines, of which there is at least one.
+        load: makes the pipelines, at least one.
     """
 
     def __init__(self, load: Callable[[], Sequence[Pipeline]]):
@@ -222,14 +222,14 @@ class _Served:
         self._all = list(map(_with_facts, load()))
 
     def nearest(self, theirs: Mapping[str, str]) -> tuple[Pipeline, list[str]]:
-        """Returns the pipeline that has most in common with a caller's, and names what it has otherwise.
+        """Returns the pipeline that agrees with a caller's in most facts, and the names of the facts that differ.
 
-        If there is something it is made anew before, as its files may have changed since; the others are not, which
-        would take a mixture longer than a caller waits.
+        If a fact differs, this pipeline is loaded again and compared once more, since its files may have changed. The
+        other pipelines of a mixture are not, which would take longer than a caller waits.
         """
         index, differing = self._compared(theirs)
         if differing:
-            with suppress(SettingError, DataError, OSError):  # then the old one stays, and differs
+            with suppress(SettingError, DataError, OSError):  # on failure the old pipeline stays, and differs
                 self._all[index] = _with_facts(self._load()[index])
                 index, differing = self._compared(theirs)
         return self._all[index][0], differing
@@ -241,14 +241,14 @@ class _Served:
 
 
 def _with_facts(pipeline: Pipeline) -> tuple[Pipeline, dict[str, str]]:
-    """Returns a pipeline with what callers have to have in common with it; with nothing where it has no digest."""
+    """Returns a pipeline with its facts; with no facts if it has no digest, so that it differs from every caller's."""
     with suppress(NoDigest):
         return pipeline, pipeline_facts(pipeline)
     return pipeline, {}
 
 
 def _serve(served: _Served, connection: socket.socket, link: socket.socket) -> None:
-    """Compares what both sides have, then answers requests until the caller ends the connection or stalls."""
+    """Compares facts with a caller, then answers its requests until it closes the connection or stalls."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
@@ -261,7 +261,7 @@ def _serve(served: _Served, connection: socket.socket, link: socket.socket) -> N
         send_frame(connection, json.dumps(differing).encode(), _STALL_S)
         while True:
             ready = select.select([connection, link], [], [])[0]
-            if link in ready:  # the process that admits callers is gone
+            if link in ready:  # the admitting process is gone
                 return
             answer = handle_request(pipeline, receive_frame(connection, _STALL_S))
             if len(answer) > MOST_BYTES:
@@ -270,14 +270,14 @@ def _serve(served: _Served, connection: socket.socket, link: socket.socket) -> N
 
 
 def find_key(path: Path, *, makes: bool = False) -> str:
-    """Reads a key.
+    """Reads the key from its file.
 
     Args:
-        path: file of the key.
-        makes: whether a missing file is made, with a new key.
+        path: key file.
+        makes: whether to make a new key if the file is missing.
 
     Raises:
-        SettingError: the file is missing, others can read it, or it holds no key.
+        SettingError: the file is missing, others than its owner can read it, or it holds no key.
     """
     try:
         if makes and not path.exists():
@@ -293,7 +293,7 @@ def find_key(path: Path, *, makes: bool = False) -> str:
 
 
 def _make(path: Path) -> None:
-    """Makes a key; of several hosts that do so at once, all read the first one's."""
+    """Makes a key file; if several hosts do so at once on a shared disk, the first one wins and all read its key."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     replace_file(temporary, f"{secrets.token_hex(32)}\n".encode(), mode=0o600)
     try:

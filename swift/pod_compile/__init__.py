@@ -1,5 +1,5 @@
-"""Compilation of a run's step for a pod that is not present: memory, exchanged bytes and predicted time.
+"""Ahead-of-time compilation for a pod that is not present: memory, traffic and predicted time of a run's step.
 
-``compile`` compiles one configuration and collects its facts; ``pods`` describes the hardware; ``traffic`` counts the
-bytes that a program exchanges, and ``costs`` predicts its time. ``json_format`` is the report.
+``compile`` compiles one configuration and collects its facts. ``pods`` describes the hardware, ``traffic`` counts the
+bytes that a program exchanges, and ``costs`` predicts the time of an iteration. ``json_format`` formats the report.
 """

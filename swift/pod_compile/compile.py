@@ -1,4 +1,4 @@
-"""Compilation of one configuration for a pod that is not present, and the facts of its program."""
+"""Compiles one configuration for a pod that is not present, and collects the facts of its program."""
 
 import re
 import time
@@ -31,11 +31,11 @@ _EXHAUSTED = (
     re.compile(rf"\({_SIZE}\) exceeds available \w+ \({_SIZE}\)"),
 )
 FITS, TOO_LARGE, REFUSED = "fits", "too large", "refused"
-"""Results of compiling a configuration; ``fits`` also if the memory of the chip is unknown."""
+"""Results of compiling a configuration; ``fits`` also if the chip's memory size is unknown."""
 
 
 def check_pod(experiment: Experiment, pod: Pod) -> None:
-    """Raises SettingError unless an experiment's topology uses all devices of a pod."""
+    """Raises SettingError unless an experiment's topology uses exactly the devices of a pod."""
     if experiment.ranks == "virtual":
         allowed = "runs on one device only; set 'devices' to compile for a pod"
         raise SettingError("Experiment.ranks", "virtual", allowed)
@@ -47,16 +47,16 @@ def check_pod(experiment: Experiment, pod: Pod) -> None:
 
 
 def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, near: bool) -> list[FailedSet]:
-    """Lists the failures of each configuration to compile.
+    """Lists the configurations to compile, each by its failures.
 
     Args:
         experiment: experiment to compile.
-        failed: failed workers; None for the configurations of the experiment's own failure list, and the fault-free
-            one.
-        near: True to include configurations one failure or return away; with a single pipeline, one expert rank away.
+        failed: failed workers; None: the configurations in the experiment's own failure list, and the fault-free one.
+        near: whether to include configurations one failure or one return away; with a single pipeline, those with one
+            expert rank less or more.
 
     Raises:
-        SettingError: a worker does not exist, or a stage is left without one.
+        SettingError: a worker does not exist, or a stage is left without a live worker.
     """
     failures, window = experiment.failure_list, experiment.window
     if failed is not None:
@@ -120,7 +120,7 @@ def compile_one(experiment: Experiment, pod: Pod, down: FailedSet) -> dict[str, 
 
 
 def _compiled(lowered: Lowered, pod: Pod) -> Compiled | dict[str, Any]:
-    """Compiles the program, or reports why that failed."""
+    """Compiles the program, or returns a report on why it cannot be compiled."""
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -138,7 +138,7 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def _memory(compiled: Compiled, pod: Pod) -> dict[str, Any]:
-    """Memory that a device needs, and whether it has that much."""
+    """Reports the memory that the program needs on a device, and whether it fits."""
     memory, capacity = ProgramMemory.of(compiled), pod.chip.memory_bytes
     assert memory is not None, "all compilers of pods keep an account"
     parts = {f"{name}_bytes": getattr(memory, name) for name in ("arguments", "results", "temporary", "code")}
@@ -149,7 +149,7 @@ def _memory(compiled: Compiled, pod: Pod) -> dict[str, Any]:
 
 
 def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -> dict[str, Any]:
-    """Collectives, work and predicted time of a compiled step."""
+    """Reports collectives, floating-point operations and predicted time of a compiled step."""
     spec, plan = steps.spec, steps.plan
     live = spec.live
     num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, live.num_ranks)
@@ -182,7 +182,7 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
 
 
 def _coords(device: Any, pod: Pod) -> tuple[int, ...]:
-    """Coordinates of a device: (x, y, ...) on a TPU, otherwise (host, number)."""
+    """Returns the coordinates of a device: (x, y, ...) on a TPU, otherwise (host, number in the host)."""
     if pod.chip.platform == "tpu":
         return tuple(device.coords[: len(pod.shape)])
     per_host = pod.shape[-1]

@@ -1,16 +1,16 @@
-"""Predicted time of an iteration: the roofline of its ops, tick by tick, and its collectives on the pod's links.
+"""Predicts an iteration's time: a roofline model for the ops, tick by tick, and a link model for the collectives.
 
-- Work: floating-point operations and memory traffic of the ops on one rank, before anything is compiled. Only matmuls
-  are counted, with their inputs and outputs, plus accumulated and stashed values; everything else is assumed to be
-  fused with them.
-- Runs: how often each part of a compiled step runs, from its tick table, since its schedule is data. A collective
-  carries the names of the parts that contain it (``swift.pipeline.scopes``), which XLA preserves.
-- Interconnect: the time of a collective is that of the bytes over the busiest link. The chips of a TPU form a mesh
-  whose long dims wrap around; a message travels one dim after the other, in the shorter direction. A GPU has one link
-  in each direction to the switch of its host, and one in each direction to other hosts. All groups of a collective run
-  concurrently. In an ``all-to-all`` every device sends an equal share to every other; ``ragged-all-to-all`` is taken to
-  be one. ``all-gather`` and ``reduce-scatter`` go along a ring of the group, half of the bytes in each direction;
-  ``all-reduce`` is the two, one after the other; ``collective-permute`` is its pairs.
+- Work (``Work``, ``op_costs``): floating-point operations and memory traffic of the ops on one rank, before anything is
+  compiled. Only matmuls are counted, with their inputs and outputs, plus accumulated and stashed values; everything
+  else is assumed to be fused with them.
+- Runs (``OpCounts``): how often each part of a compiled step runs. The schedule is data, so this follows from the tick
+  table. A collective carries the names of the parts that contain it (``swift.pipeline.scopes``), which XLA preserves.
+- Links (``Interconnect``): a collective takes as long as the bytes on its busiest link. TPU chips form a mesh whose
+  long dimensions wrap around; a message travels one dimension after the other, in the shorter direction. A GPU has one
+  link in each direction to the switch of its host, and one in each direction to other hosts. All groups of a collective
+  run concurrently. In an ``all-to-all`` every device sends an equal share to every other; ``ragged-all-to-all`` is
+  treated the same. ``all-gather`` and ``reduce-scatter`` run on a ring of the group, half of the bytes in each
+  direction; ``all-reduce`` is one after the other; ``collective-permute`` sends its pairs.
 
 No overlap is assumed. A tick of a pipeline takes as long as its longest op, because all workers wait for each other's
 messages.
@@ -42,17 +42,17 @@ from swift.schedules.lowering.tick_table import TickTable
 from swift.schedules.problem import Kind
 
 HEAD, EMBEDDING = "head", "embedding"
-"""Additional work: of the last chunk's F for the loss, its gradient and the head's; of the first chunk's B for the
-gradient of the embedding."""
+"""Additional work at the ends of the pipeline: the last chunk's F also computes the loss, its gradient and the head's
+gradient; the first chunk's B also computes the embedding's gradient."""
 
 _KIND_OF = {scopes.FORWARD: Kind.F, scopes.BACKWARD_INPUT: Kind.B, scopes.BACKWARD_WEIGHT: Kind.W}
 _MESSAGES = (scopes.ACTIVATIONS, scopes.GRADIENTS)
 _NAMES = (*_KIND_OF, *_MESSAGES, scopes.MICROBATCH, scopes.UPDATE)
 _OTHER = "other"
-"""Part of collectives without a name: metrics, and collectives that XLA introduced."""
+"""Part for collectives without a name: metrics, and collectives that XLA introduced."""
 
 _TPU_HOP_S, _GPU_MESSAGE_S = 1e-6, 5e-6
-"""Latency of a step of a ring, or of a message, in seconds."""
+"""Latency in seconds of a ring step on TPU, or a message on GPU."""
 
 _Value = TypeVar("_Value")
 _UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
@@ -60,7 +60,7 @@ _UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one rank: floating-point operations, and bytes that its memory reads and writes."""
+    """The work of one rank: floating-point operations and memory traffic in bytes."""
 
     num_flops: int
     num_bytes: int
@@ -72,26 +72,33 @@ class Work:
         return Work(self.num_flops * times, self.num_bytes * times)
 
     def seconds(self, chip: Chip, dtype: str) -> float:
-        """Time by the roofline: the longer of compute time and memory time."""
+        """Returns the time by the roofline model: the longer of compute time and memory time."""
         assert chip.peak_flops is not None
         assert chip.memory_bandwidth is not None
         return max(self.num_flops / chip.peak_flops[dtype], self.num_bytes / chip.memory_bandwidth)
 
     @classmethod
     def of(cls, function: Callable[..., Any], arguments: tuple, num_ranks: int, more_bytes: int = 0) -> "Work":
-        """Measures the work of a function of arrays of the given shapes."""
+        """Counts the work of a function from its jaxpr.
+
+        Args:
+            function: function to trace; may use collectives over the expert ranks.
+            arguments: shapes of the arguments.
+            num_ranks: number of expert ranks.
+            more_bytes: memory traffic in addition to the matmuls'.
+        """
         jaxpr = jax.make_jaxpr(function, axis_env=[(EXPERT_AXIS, num_ranks)])(*arguments)
         return cls(dot_flops(jaxpr), dot_bytes(jaxpr) + more_bytes)
 
 
 def op_costs(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
-    """Work of each part of a step per run, by the names of ``swift.pipeline.scopes``.
+    """Returns the work per run for each part of a step, by the names in ``swift.pipeline.scopes``.
 
-    Ops of chunks with unequal layers are there by chunk, such as ``F/0``; a chunk is a stage if all cuts are alike.
+    If chunks have unequal layers, ops are listed by chunk, such as ``F/0``; a chunk is a stage if all cuts are equal.
 
     Args:
         spec: specification of the step, on any mesh.
-        num_sequences: sequences of a micro-batch on one rank.
+        num_sequences: number of sequences of a micro-batch on one rank.
     """
     ops = _ops(spec, num_sequences)
     if spec.is_single_worker:
@@ -122,7 +129,7 @@ def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
 
 
 def _block_work(block: SplitStage, block_args: tuple[Any, Any], x: Any, d_out: Any, num_ranks: int) -> list[Work]:
-    """Work of F, B and W of a block, without what they keep."""
+    """Counts the work of a block's F, B and W, without the traffic for their stashes."""
     return [
         Work.of(block.forward, (*block_args, x), num_ranks),
         Work.of(block.backward_input, (*block_args, block.b_shapes, block.h_shapes, d_out), num_ranks),
@@ -139,7 +146,7 @@ def _embedding_and_head(spec: StepSpec, num_sequences: int, x: jax.ShapeDtypeStr
 
 
 def _update(spec: StepSpec) -> Work:
-    """Work of an update: sums over replicas, and traffic of master weights, moments, slots and gradients."""
+    """Counts an update's work: sums over replicas, and traffic of master weights, moments, slots and gradients."""
     ranks, state = spec.live.num_ranks, spec.worker_shapes
     num_flops = 0
     for name, leaf in state.slots.items():
@@ -151,7 +158,7 @@ def _update(spec: StepSpec) -> Work:
 
 
 def _added(spec: StepSpec, weights: Any) -> int:
-    """Bytes of gradient sums, read and written once."""
+    """Returns the traffic in bytes to accumulate gradients: each sum is read and written once."""
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
     return 2 * size * jnp.dtype(spec.accumulate_dtype).itemsize
 
@@ -162,13 +169,14 @@ def _bytes(tree: Any) -> int:
 
 @dataclass(frozen=True)
 class OpCounts:
-    """Run counts of the parts of a program on every row of its mesh.
+    """Counts how often a program's parts run, on every row of its mesh.
 
     Attributes:
         spec: specification of the step.
         table: tick table that the program interprets; None for a single worker.
-        num_iterations: iterations of a call, K.
-        look_up_rounds: rounds of a look-up in a sharded embedding, which are data.
+        num_iterations: K, number of iterations in a call.
+        look_up_rounds: number of rounds of a look-up in a sharded embedding; the program does not show it, since the
+            tokens decide.
     """
 
     spec: StepSpec
@@ -177,9 +185,9 @@ class OpCounts:
     look_up_rounds: int = 1
 
     def part(self, collective: Collective) -> str:
-        """Part of a step that contains a collective: one of ``swift.pipeline.scopes``, or ``_OTHER``.
+        """Names the part of a step that contains a collective, by ``swift.pipeline.scopes``, or ``_OTHER``.
 
-        Within an update, ``collect/GROUP``, ``peers/GROUP`` or ``materialize/GROUP`` where it applies.
+        Collectives of an update are told apart as ``collect/GROUP``, ``peers/GROUP`` or ``materialize/GROUP``.
         """
         path = collective.path
         for name in (scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE):
@@ -188,51 +196,52 @@ class OpCounts:
         return self._name(collective)
 
     def of(self, collective: Collective) -> np.ndarray:
-        """Runs of a collective in a call, int64 ``[R]``."""
+        """Returns how often a collective runs in a call, int64 ``[R]``."""
         name, trips_C = self._name(collective), self.trips_C(collective)
         if name in _KIND_OF:
             return self.ops(name) @ trips_C
         return int(trips_C.max()) * self._runs(name, collective.path)
 
     def trips_C(self, collective: Collective) -> np.ndarray:
-        """Runs of a collective per run of its part, for each chunk, int64 ``[C]``."""
+        """Returns how often a collective runs per run of its part, for each chunk, int64 ``[C]``."""
         name = self._name(collective)
         inner = [loop for loop in collective.loops if name == _OTHER or name in loop.path]
-        over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block
-        # Of copies the rounds are none: no row is assumed to be needed twice in an iteration.
+        # Loops are listed innermost first: the last one is the loop over blocks, the others are inside a block.
+        over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]
+        # Copies are assumed to need no rounds: no row is needed twice in an iteration.
         if scopes.COPIES in collective.path:
             is_in_round = any(scopes.COPIES in loop.path for loop in collective.loops)
             return np.array([0 if is_in_round else 1] * len(self.spec.chunks.sizes))
-        if scopes.EMBEDDING in collective.path:  # of the first chunk alone, and in no block
+        if scopes.EMBEDDING in collective.path:  # only in the first chunk, outside of blocks
             return np.array([self._look_up_trips(collective)] + [0] * (len(self.spec.chunks.sizes) - 1))
         trips = math.prod(self._trips(loop.num_trips) for loop in inner if loop not in over_blocks)
-        if scopes.HEAD in collective.path:  # of the last chunk alone, and in no block
+        if scopes.HEAD in collective.path:  # only in the last chunk, outside of blocks
             return np.array([0] * (len(self.spec.chunks.sizes) - 1) + [trips])
-        # Only blocks with experts have collectives; in a chunk of both kinds they are in a branch.
+        # Only blocks with experts have collectives; in a chunk with both kinds of blocks they are in a branch.
         blocks_C = np.array(self.spec.chunks.ops.counts(is_moe=True))
-        # Where no chunk has more than one block there is no loop over them.
+        # If no chunk has more than one block, the program has no loop over blocks.
         is_per_block = over_blocks or (name in _KIND_OF and max(self.spec.chunks.sizes) == 1)
         return trips * (blocks_C if is_per_block else np.ones_like(blocks_C))
 
     def _look_up_trips(self, collective: Collective) -> int:
-        """Runs of a collective per look-up: in each round, or once."""
+        """Returns how often a collective runs per look-up: once, or once in each round."""
         is_in_round = any(scopes.EMBEDDING in loop.path for loop in collective.loops)
         return self.look_up_rounds if is_in_round else 1
 
     def ops(self, name: str) -> np.ndarray:
-        """Runs of F, B or W of each chunk in a call, int64 ``[R, C]``."""
+        """Returns how often F, B or W of each chunk runs in a call, int64 ``[R, C]``."""
         assert self.table is not None
         is_op_TR, chunk_TR = self.table.opcode_TR == _KIND_OF[name] + 1, self.table.chunk_TR
         return np.stack([(is_op_TR & (chunk_TR == c)).sum(axis=0) for c in range(len(self.spec.peers_C))], axis=1)
 
     @property
     def end_rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that hold the first chunk, and those that hold the last, bool ``[R]`` each."""
+        """Whether each row holds the first chunk, and whether it holds the last, bool ``[R]`` each."""
         return self._holds_RC[:, 0], self._holds_RC[:, -1]
 
     @property
     def num_updates(self) -> int:
-        """Updates of chunks in an iteration, on all rows."""
+        """Number of chunk updates in an iteration, over all rows."""
         return int(self._holds_RC.sum())
 
     @property
@@ -243,7 +252,7 @@ class OpCounts:
         return next((name for name in _NAMES if name in collective.path), _OTHER)
 
     def _trips(self, num_trips: int | None) -> int:
-        """Trip count of a loop; the only ones that the compiler does not know are those of loops over ticks."""
+        """Returns the trip count of a loop; the compiler knows it for all loops but the loop over ticks."""
         if num_trips is not None:
             return num_trips
         return 1 if self.table is None else int(self.table.phase_bounds[-1])
@@ -264,10 +273,11 @@ class OpCounts:
         return everywhere
 
     def _of_updates(self, path: tuple[str, ...]) -> np.ndarray:
-        """Runs of a part of the updates in an iteration: of embedding and head, in a branch, only where they are used.
+        """Returns how often a part of the updates runs in an iteration, int64 ``[R]``.
 
-        Where workers hold several chunks, either an update is in the program once and runs for each of them, or once
-        for each round of sums over peers; its sum is in the branch of a round in any case.
+        Updates of embedding and head are in a branch, and run only on rows that use them. If workers hold several
+        chunks, the program has an update either once, to run for each chunk, or once for each round of sums over peers;
+        the sum is in the branch of a round in either case.
         """
         is_used_RC = self._holds_RC.copy()
         ends = [chunk for name, chunk in (("embedding", 0), ("head", -1)) if name in path and "branch_1_fun" in path]
@@ -283,7 +293,7 @@ class OpCounts:
 
 
 def _number(path: tuple[str, ...], first: int, prefix: str) -> int:
-    """Parses the number in the first name with a prefix, from a position in the path on: 2 in ``branch_2_fun``."""
+    """Returns the number in the first name with a prefix, from position ``first`` on: 2 for ``branch_2_fun``."""
     name = next(name for name in path[first:] if name.startswith(prefix))
     return int(name.removeprefix(prefix).split("_")[0])
 
@@ -296,18 +306,19 @@ class _Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Interconnect:
-    """Links between the devices of a pod.
+    """A model of the links between a pod's devices.
 
     Attributes:
         pod: the whole pod.
-        coords: coordinates of every device of the program's mesh: (x, y, z) on a TPU, otherwise (host, number).
+        coords: coordinates of each device of the program's mesh: (x, y, z) on a TPU, otherwise (host, number in the
+            host).
     """
 
     pod: Pod
     coords: Sequence[tuple[int, ...]]
 
     def seconds(self, collective: Collective) -> float:
-        """Time of one run of a collective, in all its groups at once."""
+        """Returns the time that a collective takes once, with all groups at once."""
         messages, num_steps = list(self._messages(collective)), self._num_steps(collective)
         if not messages:
             return 0.0
@@ -327,7 +338,7 @@ class Interconnect:
                 share = collective.num_bytes / size
                 yield from (_Message(a, b, share) for a in group for b in group if a != b)
                 continue
-            # Bytes over every edge of the ring, in both directions together.
+            # Bytes over every edge of the ring, both directions together; an all-reduce goes around twice.
             around = collective.num_bytes * (size - 1) / size * (2 if collective.kind == "all-reduce" else 1)
             ring = self._ring(group)
             for a, b in zip(ring, (*ring[1:], ring[0]), strict=True):
@@ -340,7 +351,7 @@ class Interconnect:
         return (2 if collective.kind == "all-reduce" else 1) * size // 2
 
     def _ring(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        """Orders the devices of a group so that each is near the next: back and forth through the mesh."""
+        """Orders the devices of a group in a snake through the mesh, so that neighbours on the ring are close."""
 
         def key(device: int) -> tuple[int, ...]:
             order: list[int] = []
@@ -383,7 +394,7 @@ class Interconnect:
 
 
 def total_flops(runs: OpCounts, work: Mapping[str, Work]) -> int:
-    """Floating-point operations of an iteration, over all devices."""
+    """Returns the floating-point operations of an iteration, over all devices."""
     live, K = runs.spec.live, runs.num_iterations
     total = live.num_live * K * work[scopes.UPDATE].num_flops
     if runs.table is None:
@@ -403,11 +414,11 @@ def total_flops(runs: OpCounts, work: Mapping[str, Work]) -> int:
 def predict(
     runs: OpCounts, work: Mapping[str, Work], collectives: Sequence[Collective], links: Interconnect, dtype: str
 ) -> dict[str, float] | None:
-    """Predicts the milliseconds of an iteration by part; None if the chip's figures are unknown.
+    """Predicts the milliseconds of an iteration by part; returns None if the chip's figures are unknown.
 
     Args:
         runs: run counts of the program's parts.
-        work: work of the ops.
+        work: work of each part, see ``op_costs``.
         collectives: collectives of the program.
         links: links that the collectives use.
         dtype: compute dtype.
@@ -444,18 +455,18 @@ def predict(
 
 
 def _by_chunk(runs: OpCounts, by_name: Mapping[str, _Value], name: str) -> list[_Value]:
-    """Value of an op of every chunk; they may be unlike."""
+    """Returns the value of an op for every chunk, from entries for all chunks (``F``) or for each (``F/0``)."""
     chunks = range(len(runs.spec.chunks.sizes))
     return [by_name[name] if name in by_name else by_name[f"{name}/{chunk}"] for chunk in chunks]
 
 
 def _ticks(runs: OpCounts, busy: Mapping[str, float], inside_C: Mapping[str, np.ndarray]) -> float:
-    """Seconds of all ops of a call, where all workers wait for the longest op of every tick.
+    """Returns a call's seconds in ops; in every tick all workers wait for the longest op.
 
     Args:
         runs: run counts of the program's parts.
-        busy: seconds of computing of each part.
-        inside_C: seconds of the collectives in an op of each chunk, by part.
+        busy: seconds of compute for each part.
+        inside_C: by part, seconds of the collectives inside an op of each chunk.
     """
     if runs.table is None:
         return runs.spec.num_microbatches * (busy[scopes.MICROBATCH] + float(inside_C[scopes.MICROBATCH].max()))

@@ -1,4 +1,4 @@
-"""Compile report as one JSON document and as text."""
+"""The compile report, as a JSON document and as text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,11 +18,11 @@ _PARTS = {
     "exchange": "weights and gradients on the wire",
     "other": "other collectives",
 }
-"""Descriptions of the parts of a predicted iteration."""
+"""Descriptions of the predicted time's parts."""
 
 
 def document(experiment: Experiment, pod: Pod, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Makes the document from the reports of ``compile_one`` for every configuration."""
+    """Makes the JSON document from the reports of ``compile_one`` for all configurations."""
     chip, topology = pod.chip, experiment.topology
     return {
         "topology": {
@@ -48,14 +48,14 @@ def document(experiment: Experiment, pod: Pod, reports: Sequence[Mapping[str, An
 
 
 def name_of(report: Mapping[str, Any]) -> str:
-    """Names a configuration in a few words."""
+    """Returns a short name for a configuration, such as ``all live`` or ``1:2 down``."""
     if report["lost_ranks"]:
         return f"{len(report['lost_ranks'])} rank(s) lost"
     return f"{' '.join(report['failed'])} down" if report["failed"] else "all live"
 
 
 def text_lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Formats the document as lines of text."""
+    """Formats the JSON document as lines of text."""
     pod, experiment = facts["topology"], facts["experiment"]
     memory = f" of {pod['memory_bytes'] / _GIB:.2f} GiB" if pod["memory_bytes"] else ""
     yield (

@@ -1,4 +1,4 @@
-"""Pods by name: their chips and shapes, and descriptions of their devices, for which JAX can compile."""
+"""Pods by name: their chips and shapes, and JAX device descriptions to compile for."""
 
 import math
 import os
@@ -15,12 +15,12 @@ from swift.errors import SettingError
 from swift.mesh.devices import CHIPS, Chip, emulate_devices
 
 _EXAMPLES = {"v5e": "v5e:4x4", "v5p": "v5p:4x4x4", "v6e": "v6e:4x4", "cpu": "cpu:8"}
-"""Example names of pods by generation; those of GPUs are hosts x devices."""
+"""Example names by generation; GPU pods are named by hosts x devices."""
 _EXTRAS = {"tpu": "tpu", "gpu": "cuda13"}
 """Extras of this package that install a platform's compiler."""
 _MOST_DEVICES = 8192
 _TPU_HOST = (2, 2, 1)
-"""Chips of a host along each dim; a pod consists of whole hosts."""
+"""Number of chips in a host along each dimension; a pod consists of whole hosts."""
 
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # avoids waiting for a metadata server of Google Cloud
@@ -30,18 +30,18 @@ _ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 _HOPPER, _BLACKWELL = (9, 0, 132, 1.98, 50), (10, 0, 148, 1.965, 126)
-"""Compute capability (major, minor), multiprocessors, GHz, MB of level-2 cache."""
+"""Compute capability (major, minor), number of multiprocessors, clock in GHz, level-2 cache in MB."""
 _GPUS = {"h100": _HOPPER, "h200": _HOPPER, "b200": _BLACKWELL}
 
 
 @dataclass(frozen=True)
 class Pod:
-    """Connected devices of one generation: a mesh or torus of TPU chips, hosts x GPUs, or emulated CPU devices.
+    """Connected devices: a mesh or torus of TPU chips, hosts x GPUs, or emulated CPU devices.
 
     Attributes:
         name: name, such as ``v5e:4x4``.
         generation: key of ``CHIPS``.
-        shape: TPU chips along each dim; (hosts, GPUs of a host); (devices,).
+        shape: number of TPU chips along each dimension; (hosts, GPUs per host); or (CPU devices,).
     """
 
     name: str
@@ -72,12 +72,12 @@ class Pod:
 
     @property
     def chip(self) -> Chip:
-        """Chip of the pod."""
+        """The pod's kind of chip."""
         return CHIPS[self.generation]
 
     @property
     def num_devices(self) -> int:
-        """Number of devices."""
+        """Number of devices in the pod."""
         return math.prod(self.shape)
 
 
@@ -90,16 +90,16 @@ def _examples() -> str:
 
 
 def settle_process(pod: Pod) -> None:
-    """Prepares this process's JAX to compile for a pod; to be called before any other use of JAX.
+    """Prepares JAX in this process to compile for a pod; call it before any other use of JAX.
 
-    The process has CPU devices only, which hold constants: one, or as many as the pod has if it is a pod of CPUs.
+    The process then has CPU devices only, which hold constants: one, or for a pod of CPUs as many as the pod has.
     """
     os.environ.update(_ENVIRONMENT)
     emulate_devices(pod.num_devices if pod.chip.platform == "cpu" else 1)
 
 
 def described_devices(pod: Pod) -> Sequence[jax.Device]:
-    """Describes the devices of a pod, host by host.
+    """Describes a pod's devices, host by host, for JAX to compile for.
 
     Raises:
         SettingError: the platform's compiler is not installed, or does not know such a pod.
@@ -125,7 +125,7 @@ def described_devices(pod: Pod) -> Sequence[jax.Device]:
 
 
 def _is_missing(error: Exception) -> bool:
-    """Recognizes errors that mean that the platform's package is not installed."""
+    """Whether an error means that the platform's package is not installed."""
     return "support not installed" in str(error) or isinstance(error, ImportError | KeyError | NotImplementedError)
 
 
@@ -141,7 +141,7 @@ def _gpu(pod: Pod) -> topologies.TopologyDescription:
 
 
 def _gpu_text(pod: Pod) -> str:
-    """Formats XLA's description of a GPU (``GpuTargetConfigProto`` as text) from the vendor's public figures."""
+    """Returns XLA's description of a GPU, a ``GpuTargetConfigProto`` as text, from the vendor's public figures."""
     chip: Chip = pod.chip
     major, minor, cores, clock_ghz, cache_mb = _GPUS[pod.generation]
     assert chip.memory_bandwidth is not None

@@ -1,13 +1,13 @@
-"""Bytes exchanged by a step: those of its compiled program, next to the closed form.
+"""Bytes that a step exchanges: counted in the compiled program, and by closed form for comparison.
 
 The exchange moves gradients to optimizer slices and weights to slots: 2 * slots * ranks * W * bytes per layer (SYMI,
 section 3). Tokens travel to the experts and back, forward and backward: 4 * ranks * rows * D * bytes per layer and
-micro-batch. Where a token goes to a rank once, that is one row for each token and rank.
+micro-batch. If a token is sent to a rank only once, there is one row for each token and rank.
 
-A sharded head is exchanged once, instead of once for each rank; with it, the tokens of a rank travel to all ranks and
-their gradients back. A sharded embedding is not exchanged: rows travel to tokens, and their gradients back.
+A sharded head is exchanged once, instead of once for each rank; in return, a rank's tokens travel to all ranks, and
+their gradients back. A sharded embedding is not exchanged: its rows travel to the tokens, and their gradients back.
 
-R: rows of the axis ``worker``.
+R: rows of the axis ``worker``, W: parameters of an expert, D: model width.
 """
 
 from collections import Counter
@@ -35,12 +35,14 @@ _SHARES = (scopes.EMBEDDING, scopes.HEAD)
 
 
 def moved_bytes(collective: Collective, runs_R: np.ndarray, num_ranks: int) -> int:
-    """Bytes of a collective in one call of the program, over all devices; groups of one device exchange nothing.
+    """Returns a collective's bytes in one call of the program, over all devices.
+
+    Groups of one device exchange nothing.
 
     Args:
         collective: the collective.
-        runs_R: number of runs in every row.
-        num_ranks: devices of a row.
+        runs_R: number of runs on every row.
+        num_ranks: number of devices in a row.
     """
     all_devices = [tuple(range(len(runs_R) * num_ranks))]
     groups = collective.groups or all_devices
@@ -49,7 +51,7 @@ def moved_bytes(collective: Collective, runs_R: np.ndarray, num_ranks: int) -> i
 
 
 def bytes_by_kind(collectives: Sequence[Collective], runs: OpCounts) -> dict[str, dict[str, float]]:
-    """Counts the collectives of an iteration by kind, with their bytes over all devices."""
+    """Counts an iteration's collectives by kind, with their bytes over all devices."""
     count, total = Counter[str](), Counter[str]()
     for collective in collectives:
         runs_R = runs.of(collective)
@@ -60,7 +62,7 @@ def bytes_by_kind(collectives: Sequence[Collective], runs: OpCounts) -> dict[str
 
 
 def exchange(collectives: Sequence[Collective], runs: OpCounts) -> dict[str, dict[str, float]]:
-    """Bytes of the exchange in an iteration, by parameter group: compiled, and by the closed form."""
+    """Returns the bytes of the weight exchange in an iteration, by parameter group: compiled, and by closed form."""
     spec = runs.spec
     compiled: Counter[str] = Counter()
     for collective in collectives:
@@ -94,16 +96,15 @@ def _exchange_formula(runs: OpCounts, name: str) -> float:
 
 
 def tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
-    """Bytes of tokens sent to experts and back in an iteration: compiled, and by the closed form.
+    """Returns the bytes of tokens sent to experts and back in an iteration: compiled, and by closed form.
 
-    With exact capacity those of the experts' weights and gradients, too, which travel in the same ops.
-
-    Recomputation of blocks (``Experiment.remat``) has no closed form.
+    With exact capacity this includes the experts' weights and gradients, which travel in the same ops. With
+    recomputation of blocks (``Experiment.remat``) there is no closed form.
 
     Args:
         collectives: collectives of the program.
         runs: run counts of the program's parts.
-        num_sequences: sequences of a micro-batch on one rank.
+        num_sequences: number of sequences of a micro-batch on one rank.
     """
     spec, ranks = runs.spec, runs.spec.live.num_ranks
     compiled = sum(
@@ -125,7 +126,10 @@ def tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int
 
 
 def _fetched_bytes(spec: StepSpec) -> int:
-    """Bytes for a rank's slots in a micro-batch of a layer with exact capacity: weights, twice, and their gradients."""
+    """Returns the bytes to fetch a rank's slots per micro-batch and layer, with exact capacity.
+
+    The weights are fetched twice, and their gradients are sent once.
+    """
     layout = spec.layouts.get("expert")
     if not isinstance(layout, FetchedPerMicrobatch):
         return 0
@@ -134,10 +138,10 @@ def _fetched_bytes(spec: StepSpec) -> int:
 
 
 def bytes_in_transit(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> list[Collective]:
-    """The collectives with the bytes of those rows that travel, ``num_sequences`` as for ``tokens``.
+    """Scales the ragged collectives to the rows that travel on average; ``num_sequences`` as for ``tokens``.
 
-    Of a collective that moves no rows but those that there are, the program knows how many there could be. In the mean
-    a token goes to fewer ranks.
+    A ragged collective moves only the rows that exist, but the program shows the size of its buffer, the maximum. On
+    average a token goes to fewer ranks.
     """
     spec, ranks = runs.spec, runs.spec.live.num_ranks
     shape = num_sequences * spec.gpt.config.sequence_length, ranks
@@ -149,9 +153,10 @@ def bytes_in_transit(collectives: Sequence[Collective], runs: OpCounts, num_sequ
 
 
 def head_tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
-    """Bytes of the loss with a sharded head in an iteration, ``num_sequences`` as for ``tokens``.
+    """Returns the bytes of the loss with a sharded head in an iteration; ``num_sequences`` as for ``tokens``.
 
-    Of each token the stream, its gradient, the label, whether it counts, and three numbers that are joined.
+    For each token: its residual stream, the stream's gradient, its label, whether it counts, and three numbers of the
+    loss that are combined over the ranks.
     """
     spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
     compiled = sum(
@@ -171,9 +176,10 @@ def head_tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences
 
 
 def looked_up_rows(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
-    """Bytes of look-ups in a sharded embedding in an iteration, ``num_sequences`` as for ``tokens``.
+    """Returns the bytes of look-ups in a sharded embedding in an iteration; ``num_sequences`` as for ``tokens``.
 
-    Of each request its number and the row, or the row's gradient; and how many rounds there are, which tokens decide.
+    For each request: its row number, and the row or the row's gradient. Plus the number of rounds, which depends on the
+    tokens.
     """
     spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
     compiled = sum(
@@ -183,7 +189,7 @@ def looked_up_rows(collectives: Sequence[Collective], runs: OpCounts, num_sequen
     )
     size = max_requests_per_round(num_sequences * config.sequence_length, ranks)
     values = jnp.dtype(spec.compute_dtype).itemsize + jnp.dtype(spec.row_wire_dtype).itemsize
-    requests = 2 * 4 + config.model_dim * values  # of F and B
+    requests = 2 * 4 + config.model_dim * values  # both in F and in B
     per_device = runs.look_up_rounds * ranks * size * requests + 2 * 4
     return {
         "rounds": runs.look_up_rounds,
