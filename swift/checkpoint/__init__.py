@@ -1,11 +1,10 @@
-"""Checkpoints of a training run, whole and partial (MoC-System), and snapshots in memory.
+"""Checkpoints of a training run, full and partial (MoC-System), and snapshots in memory.
 
-``units`` divides a state into a dense part and experts, and ``selection`` chooses the experts that a partial checkpoint
-saves and counts the tokens that this loses; ``config`` has the settings. ``manifest`` has what is known of a
-checkpoint, and the directory of all of them; ``array_files`` writes arrays, and ``arrays`` verifies them.
-
-``writer`` saves a checkpoint, ``multi_host_save`` has several hosts write one together, ``reader`` chooses the copies
-to restore, and ``inspection`` describes all that for people. ``snapshots`` copies a state from devices, and
-``peer_snapshots`` keeps snapshots of each rank in the memory of another, from which ``recovery`` fills in the slices of
-lost ranks.
+- Content: ``units`` divides a state into a dense part and experts. ``selection`` chooses the experts of a partial
+  checkpoint and counts the tokens that a restore loses. ``config`` has the settings.
+- Storage: ``manifest`` describes a checkpoint and the directory of all checkpoints. ``array_files`` writes arrays, and
+  ``arrays`` verifies them. ``writer`` saves on one host, ``multi_host_save`` on several hosts together. ``reader``
+  chooses the copies to restore, and ``inspection`` prints all this for people.
+- Memory: ``snapshots`` copies a state from the devices, and ``peer_snapshots`` keeps each rank's snapshots in the
+  memory of another rank. ``recovery`` rebuilds the slices of lost ranks from them.
 """

@@ -1,7 +1,7 @@
-"""Arrays on the host in files, each in its own; the only module that calls Orbax (its v1 interface).
+"""Host arrays in files, one file for each array; the only module that calls Orbax (its v1 interface).
 
-One directory for each array, uncompressed and not merged (no OCDBT), so that files can be kept, removed and verified
-array by array, and a file has exactly the bytes of its array.
+Each array has its own directory, uncompressed and not merged (no OCDBT). So files can be kept, removed and verified
+array by array, and a file holds exactly the bytes of its array.
 """
 
 import errno
@@ -27,29 +27,32 @@ _ARRAYS, _HEADER = "state", ".zarray"
 _CODE = re.compile(r"os_error_code='(\d+)'")
 _NO_LIMIT_S = 100 * 365 * 86_400
 _LIMIT_S, _LEAST_BYTES_PER_S = 1200.0, 10_000_000
-"""Time that a save may take, and bytes a second for which it may take longer; by a clock that does not jump."""
+"""Time limit of a save in seconds, plus a second for this many bytes; measured by a monotonic clock."""
 NUM_THREADS = min(128, 32 + 2 * (os.cpu_count() or 1))
-"""Threads that a save may start (24 to 32 for the first one on 2 cores): TensorStore aborts where it can start none."""
+"""Most threads that a save starts (24 to 32 for the first one on 2 cores).
+
+TensorStore aborts the process if it cannot start a thread, so a save checks beforehand that there is room for these.
+"""
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays; safe to call from any thread.
+    """Writes arrays to a new directory; safe to call from any thread.
 
     Args:
-        path: directory to make; an existing one is replaced. Until it is complete it has another name.
-        arrays: arrays by name, without slashes; none may be empty, which Orbax does not take.
+        path: directory to make; an existing one is replaced. It has a temporary name until it is complete.
+        arrays: arrays by name; names have no slashes. None may be empty: Orbax does not write empty arrays.
 
     Raises:
-        OSError: a file could not be written, or there is no room for all of them, or it takes too long.
-        ValueError: the same, where Orbax does not report the system's error.
+        OSError: a file could not be written, the disk is too full, or the save took too long.
+        ValueError: a file could not be written, and Orbax does not report the system's error.
     """
     num_bytes = sum(array.nbytes for array in arrays.values())
     check_room(path.parent, num_bytes)
     context = ocp.Context()
-    # Orbax 0.12.8 measures its limits by the wall clock, which may jump; that for directories cannot be set.
+    # Orbax 0.12.8 measures its limits by the wall clock, which may jump; the limit for directories cannot be set.
     context.asynchronous.timeout_secs = _NO_LIMIT_S
     context.asynchronous.create_directories_asynchronously = False
-    context.memory.deepcopy_host_arrays = False  # snapshots never change, and there may be no room for two
+    context.memory.deepcopy_host_arrays = False  # snapshots never change, and memory may not hold a second copy
     context.array.saving.use_ocdbt = False
     context.array.saving.use_zarr3 = False
     context.array.saving.use_compression = False
@@ -62,10 +65,10 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
     with _quiet(), context:
         try:
-            retried(save, THREAD_S)  # the last save of a run has no later one to make up for it
+            retried(save, THREAD_S)  # no later save makes up for a failure of the run's last one
         except TimeoutError as error:
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
-        except ValueError as error:  # from TensorStore, which wraps the system's error in half a page
+        except ValueError as error:  # TensorStore wraps the system's error in half a page of text
             code = _CODE.search(str(error))
             if code is None:
                 raise
@@ -78,35 +81,38 @@ def reserve_arrays(
     write: Callable[[Path, Mapping[str, np.ndarray]], None],
     progress: Callable[[], None] = nothing,
 ) -> None:
-    """Makes the files of arrays as ``write_arrays`` does, but without values, which ``writing_parts`` fills in.
+    """Makes the files that ``write_arrays`` would write, but without values: ``writing_parts`` fills them in.
 
     Args:
         path: directory to make.
         like: shapes and dtypes of the arrays, by name; none may be empty.
-        write: ``write_arrays``, or a function that has another process do it.
-        progress: function to call now and then.
+        write: ``write_arrays``, or a function that calls it in another process.
+        progress: function to call after each array.
 
     Raises:
         OSError, ValueError: as ``write_arrays`` does.
     """
     check_room(path.parent, sum(_num_bytes(leaf) for leaf in like.values()))
-    # Only the header of an array tells its size; its values are a hole until somebody writes them.
+    # Reserve sparse files: write arrays of one value, then enlarge the shape in the header and the file. The hole
+    # takes no disk space, and hosts can write disjoint ranges of it.
     write(path, {name: np.zeros([1] * len(leaf.shape), leaf.dtype) for name, leaf in like.items()})
     for name, leaf in like.items():
         header, shape = path / files_of(name) / _HEADER, list(leaf.shape)
         fields = json.loads(header.read_bytes()) | {"shape": shape, "chunks": shape}
         header.write_text(json.dumps(fields, separators=(",", ":")))
-        sync_file(header)  # another host may be the one that takes its digest
+        sync_file(header)  # another host may take the header's digest
         os.truncate(path / _value_file(name, shape), _num_bytes(leaf))
         progress()
 
 
 def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Reads some arrays, whose files have to be sound: TensorStore's errors on damaged files are long.
+    """Reads some of a directory's arrays.
+
+    Verify the files first: TensorStore's errors on damaged files are long.
 
     Args:
         path: directory that ``write_arrays`` made; files of other arrays may be missing.
-        like: shapes and dtypes of the arrays, by name.
+        like: shapes and dtypes of the arrays to read, by name.
     """
     context = ocp.Context()
     context.pytree.loading.partial_load = True
@@ -121,19 +127,19 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def files_of(name: str) -> str:
-    """The directory of an array's files, relative to that of all arrays."""
+    """Returns the directory of an array's files, relative to the directory of all arrays."""
     return f"{_ARRAYS}/{name}"
 
 
 def map_array(path: Path, name: str) -> np.ndarray:
-    """Maps an array's file into memory, after reading its shape and dtype; its values are not read.
+    """Maps an array's file into memory, read-only; reads its shape and dtype, but no values.
 
     Args:
         path: directory that ``write_arrays`` made.
         name: name of the array.
 
     Raises:
-        OSError, ValueError: its files are missing, or not laid out as by ``write_arrays``.
+        OSError, ValueError: the array's files are missing, or not laid out as by ``write_arrays``.
     """
     shape, dtype = _header(path, name)
     file = path / _value_file(name, shape)
@@ -143,15 +149,15 @@ def map_array(path: Path, name: str) -> np.ndarray:
 
 
 def read_part(path: Path, name: str, place: Sequence[slice]) -> np.ndarray:
-    """Reads a part of an array from its file, and no other bytes of it.
+    """Reads a part of an array, and no other bytes of its file.
 
     Args:
         path: directory that ``write_arrays`` made.
         name: name of the array.
-        place: a slice for each of the first dims, at least one.
+        place: the part: a slice for each leading dimension, at least one.
 
     Raises:
-        OSError, ValueError: its files are missing, not laid out as by ``write_arrays``, or too short.
+        OSError, ValueError: the array's files are missing, not laid out as by ``write_arrays``, or too short.
     """
     shape, dtype = _header(path, name)
     lengths = [len(range(*part.indices(length))) for part, length in zip(place, shape, strict=False)]
@@ -171,23 +177,23 @@ def read_part(path: Path, name: str, place: Sequence[slice]) -> np.ndarray:
 def writing_parts(
     path: Path, name: str, progress: Callable[[], None] = nothing
 ) -> Iterator[Callable[[Sequence[slice], np.ndarray], int]]:
-    """Opens the file of an array to write parts of it, and no other bytes of it; syncs it in the end.
+    """Opens an array's file to write parts of it, and no bytes outside these parts; syncs the file at the end.
 
-    Other hosts may write beside it, in the same page of memory. The client of a network file system must not send what
-    it has of that page besides: Linux' NFS client does so where it has read the page, which it must not for a file that
-    is opened for writing alone.
+    The file is opened for writing only. Other hosts may write neighboring bytes, in the same memory page, and a client
+    of a network file system must not overwrite those with stale ones. Linux' NFS client sends the whole page if it has
+    read the page, and it cannot read the pages of a write-only file.
 
     Args:
         path: directory that ``reserve_arrays`` made.
         name: name of the array.
-        progress: function to call now and then.
+        progress: function to call after each block.
 
     Yields:
-        A function that writes a part, given a slice for each of the first dims, at least one, and the part's values;
-        it returns their bytes.
+        A function that writes a part and returns its number of bytes. It takes the part's place, a slice for each
+        leading dimension (at least one), and the part's values.
 
     Raises:
-        OSError, ValueError: its files are missing, not laid out as by ``write_arrays``, or cannot be written.
+        OSError, ValueError: the array's files are missing, not laid out as by ``write_arrays``, or cannot be written.
     """
     shape, dtype = _header(path, name)
     with open(os.open(path / _value_file(name, shape), os.O_WRONLY), "wb", buffering=0) as file:
@@ -208,18 +214,18 @@ def writing_parts(
 
 
 def runs(shape: Sequence[int], place: Sequence[slice]) -> Iterator[slice]:
-    """Stretches of the flat array that together are a part of it, in order.
+    """Yields the contiguous ranges of the flattened array that make up a part of it, in order.
 
     Args:
         shape: shape of the array.
-        place: a slice for each of the first dims, at least one.
+        place: the part: a slice for each leading dimension, at least one.
 
     >>> list(runs((2, 3, 4), (slice(1, 2), slice(0, 2))))
     [slice(12, 20, None)]
     """
     ranges = [range(*part.indices(length)) for part, length in zip(place, shape, strict=False)]
     while len(ranges) > 1 and ranges[-1] == range(shape[len(ranges) - 1]):
-        ranges.pop()  # or there would be a run for each of its rows
+        ranges.pop()  # a dimension that is taken whole joins the runs of the dimension before it
     *outer, inner = ranges
     row = math.prod(shape[len(ranges) :])
     for offsets in np.ndindex(*map(len, outer)):
@@ -229,14 +235,14 @@ def runs(shape: Sequence[int], place: Sequence[slice]) -> Iterator[slice]:
 
 
 def _fills(file: FileIO, room: memoryview) -> bool:
-    """Whether a file has enough for some room, which is then full; a single system call reads 2 GiB at most."""
+    """Fills a buffer from a file; False if the file ends early. A single read returns 2 GiB at most, hence the loop."""
     while room and (num_bytes := file.readinto(room)):
         room = room[num_bytes:]
     return not room
 
 
 def data_file(path: Path, name: str) -> str:
-    """Path of the file whose bytes are an array's values; raises as ``map_array`` does."""
+    """Returns the relative path of the file that holds an array's values; raises as ``map_array`` does."""
     return _value_file(name, _header(path, name)[0])
 
 
@@ -249,7 +255,7 @@ def _num_bytes(leaf: Any) -> int:
 
 
 def _header(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of an array that is stored in one piece, as raw bytes."""
+    """Reads an array's shape and dtype; raises ValueError unless the array is stored as one piece of raw bytes."""
     header = json.loads((path / files_of(name) / _HEADER).read_bytes())
     try:
         shape, dtype = tuple(header["shape"]), np.dtype(header["dtype"])
@@ -264,7 +270,7 @@ def _header(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppresses log messages of orbax 0.12.8 that are expected (no OCDBT files to merge) or raised too (errors)."""
+    """Suppresses log messages of orbax 0.12.8 that are expected (no OCDBT files to merge) or also raised (errors)."""
 
     def is_news(record: logging.LogRecord) -> bool:
         text = str(record.msg)

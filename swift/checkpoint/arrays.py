@@ -1,9 +1,8 @@
-"""Verification of stored arrays, and trees of arrays on disk with a manifest of their own.
+"""Verification of stored arrays, and pytrees of arrays in a directory with its own manifest.
 
-An array is stored as the bytes of its values, in one file. If that file has the digest that the array had in memory
-before it was written, its values are right; so one pass over the file verifies both. ``Verifier`` checks the files and
-values of a run's checkpoints. ``save_arrays`` writes any pytree, and ``load_arrays`` reads it back once every file is
-checked.
+An array is stored as the raw bytes of its values, in one file. If that file has the digest that the array had in memory
+before it was written, the values are right, so one pass over the file verifies both. ``Verifier`` checks a run's
+checkpoints. ``save_arrays`` writes any pytree, and ``load_arrays`` checks every file and reads the pytree back.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ from swift.checkpoint.units import Unit, by_name, shape_text
 from swift.errors import RunError, SettingError
 
 _BLOCK = 2**22
-"""Values checked at a time."""
+"""Number of values checked at a time."""
 _VERSION = 1
 _Item = TypeVar("_Item")
 
@@ -43,9 +42,9 @@ class CorruptFile(Exception):
 
 
 class Verifier:
-    """Checks the files and arrays of a run's checkpoints, each at most once.
+    """Checks the files and arrays of a run's checkpoints, and remembers the results: each is read at most once.
 
-    Methods return a phrase that says what is damaged, or None.
+    Methods return a phrase that says what is damaged, or None if all is sound.
 
     Args:
         directory: directory of all checkpoints of a run.
@@ -56,7 +55,7 @@ class Verifier:
         self._findings: dict[tuple[int, str, str], str | None] = {}
 
     def dense(self, manifest: Manifest) -> str | None:
-        """Checks the dense part of a checkpoint."""
+        """Checks the files and values of a checkpoint's dense part."""
         step, dense = manifest.step, manifest.dense
         reason = self.files(step, dense.files, manifest.ledger.common[step])
         for name, shape in dense.shapes.items():
@@ -65,7 +64,7 @@ class Verifier:
         return reason
 
     def copy(self, manifest: Manifest, unit: Unit, copy: Copy) -> str | None:
-        """Checks a copy of an expert that a checkpoint names."""
+        """Checks the files and values of an expert's copy that a manifest names."""
         reason = self.files(copy.step, manifest.ledger.common[copy.step], copy.files)
         if reason is None and copy.num_bytes:
             shapes = {unit_array(unit, dtype): shape for dtype, shape in manifest.unit_shapes.items()}
@@ -73,13 +72,13 @@ class Verifier:
         return reason
 
     def files(self, step: int, *all_files: Files) -> str | None:
-        """Checks some files of a step against their digests."""
+        """Checks files of a step against their digests, up to the first damaged one."""
         return next(
             (reason for files in all_files for name, d in files.items() if (reason := self.file(step, name, d))), None
         )
 
     def file(self, step: int, name: str, expected: str) -> str | None:
-        """Checks a file of a step against its expected digest."""
+        """Checks one file of a step against its expected digest."""
         key = (step, name, expected)
         if key not in self._findings:
             wrong = difference(self._path(step) / name, expected)
@@ -87,7 +86,7 @@ class Verifier:
         return self._findings[key]
 
     def finite(self, step: int, name: str) -> str | None:
-        """Checks that the values of one of a step's arrays, whose files are sound, are finite."""
+        """Checks that an array's values are finite; check its files first."""
         key = (step, name, "finite")
         if key not in self._findings:
             try:
@@ -99,7 +98,7 @@ class Verifier:
         return self._findings[key]
 
     def check_equal_part(self, manifest: Manifest, host_index: int, num_hosts: int) -> list[list[Any]]:
-        """Checks those files of a checkpoint and of its newest copies that fall to one of several hosts, by their size.
+        """Checks this host's share of a checkpoint's files and newest copies, divided over the hosts by size.
 
         Args:
             manifest: manifest of the checkpoint.
@@ -107,7 +106,7 @@ class Verifier:
             num_hosts: number of hosts.
 
         Returns:
-            What was found, as JSON for ``adopt``.
+            The new findings, as JSON for ``adopt`` on the other hosts.
         """
         step = manifest.step
         files = {**manifest.dense.files, **manifest.ledger.common[step]}
@@ -123,7 +122,7 @@ class Verifier:
         return [[*key, reason] for key, reason in self._findings.items() if key not in before]
 
     def adopt(self, findings: Iterable[Sequence[Any]]) -> None:
-        """Takes over what another host has found with ``check_equal_part``."""
+        """Takes over the findings that ``check_equal_part`` returned on another host."""
         self._findings |= {(step, name, expected): reason for step, name, expected, reason in findings}
 
     def _values(self, step: int, shapes: Mapping[str, str], content: str, files: Files) -> str | None:
@@ -141,7 +140,9 @@ class Verifier:
 
 
 def host_subset(items: Iterable[tuple[int, _Item]], host_index: int, num_hosts: int) -> list[_Item]:
-    """Picks those of some items, each with its size, that fall to one of several hosts.
+    """Returns this host's items when (size, item) pairs are divided over the hosts: greedily, largest first.
+
+    The result depends only on the arguments, so hosts need not talk to each other.
 
     >>> [host_subset([(1, "a"), (5, "b"), (3, "c"), (1, "d")], host, 2) for host in range(2)]
     [['b'], ['c', 'a', 'd']]
@@ -156,28 +157,28 @@ def host_subset(items: Iterable[tuple[int, _Item]], host_index: int, num_hosts: 
 
 
 def _size(path: Path) -> int:
-    """Size of a file; 0 where it is missing."""
+    """Returns a file's size; 0 if it is missing."""
     return path.stat().st_size if path.is_file() else 0
 
 
 def wrong_values(path: Path, shapes: Mapping[str, str], content: str, files: Files, folder: str = ARRAYS) -> str | None:
-    """Compares arrays on the disk, whose files are sound, with those that were in memory.
+    """Compares arrays on the disk with the ones that were in memory; the files must be verified already.
 
     Args:
         path: directory of the checkpoint.
-        shapes: dtypes and shapes of the arrays by name, as they were in memory.
-        content: digest of their values in memory, one array after the other.
-        files: digests of their files, by path from the directory.
-        folder: directory of the arrays, from there.
+        shapes: dtypes and shapes by name, as they were in memory.
+        content: digest of the concatenated values in memory.
+        files: digests of the arrays' files, by path relative to ``path``.
+        folder: directory of the arrays, relative to ``path``.
 
     Returns:
-        What is wrong, as a phrase; None: nothing.
+        A phrase that says what is wrong; None if nothing is.
     """
     arrays, names = path / folder, " and ".join(shapes)
     try:
         stored = {name: map_array(arrays, name) for name in shapes}
         (only, *rest) = shapes
-        # Several arrays are in several files, whose digests do not add up to that of all their bytes.
+        # One array: its file's digest is the digest of its values. Digests of several files cannot be combined.
         digest = array_digest(stored.values()) if rest else files[str(PurePosixPath(folder) / data_file(arrays, only))]
     except (OSError, ValueError, KeyError) as error:
         return f"{names} cannot be read: {error}"
@@ -188,14 +189,14 @@ def wrong_values(path: Path, shapes: Mapping[str, str], content: str, files: Fil
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether all values of an array are finite; the array may be a mapped file larger than memory."""
+    """Whether all values of an array are finite; works block by block, as a mapped file may exceed memory."""
     flat = array.reshape(-1)
     blocks = range(0, flat.size, _BLOCK) if jnp.issubdtype(array.dtype, jnp.inexact) else ()
     return all(np.isfinite(flat[begin : begin + _BLOCK]).all() for begin in blocks)
 
 
 def is_model_array(name: str) -> bool:
-    """Whether an array of a state belongs to the model; the state of a placement policy may contain infinities.
+    """Whether an array belongs to the model, so that it must be finite: a placement policy's may contain infinities.
 
     >>> is_model_array("master.head"), is_model_array("policy.0")
     (True, False)
@@ -204,7 +205,7 @@ def is_model_array(name: str) -> bool:
 
 
 def is_persisted(shape: str) -> bool:
-    """Whether an array of this dtype and shape has files; an empty one has none, since Orbax does not take it.
+    """Whether an array of this dtype and shape has files; Orbax does not write empty arrays.
 
     >>> is_persisted("float32[4, 8]"), is_persisted("int32[]"), is_persisted("int32[1, 0, 4]")
     (True, True, False)
@@ -213,25 +214,25 @@ def is_persisted(shape: str) -> bool:
 
 
 def unit_array(unit: Unit, dtype: str) -> str:
-    """The name of the array with an expert's state of a dtype."""
+    """Returns the name of the stored array that holds an expert's state in one dtype."""
     layer, class_ = unit
     return f"expert.{layer}.{class_}.{dtype}"
 
 
 def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
-    """Saves a pytree of arrays. The manifest is written last: a directory without one was interrupted.
+    """Saves a pytree of arrays. The manifest is written last: a directory without one is an interrupted save.
 
     Args:
         path: directory to make; an existing one is replaced.
-        tree: arrays; their paths in the tree are their names.
-        metadata: JSON stored with them.
+        tree: arrays; their paths in the tree become their names.
+        metadata: JSON to store with the arrays.
 
     Raises:
         OSError, ValueError: Orbax could not write a file.
-        RunError: the arrays on the disk are not those in memory.
+        RunError: the arrays on the disk differ from the ones in memory.
     """
     arrays = by_name(tree)
-    # Orbax does not take empty arrays, which have nothing to save.
+    # Orbax does not write empty arrays, and they have nothing to save.
     filled = {name: np.asarray(array) for name, array in arrays.items() if array.size}
     contents = {name: array_digest([array]) for name, array in filled.items()}
     write_arrays(path, filled)
@@ -245,11 +246,11 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
 
 
 def load_metadata(path: Path, setting: str) -> dict[str, Any]:
-    """The metadata stored with the arrays.
+    """Reads the metadata that ``save_arrays`` stored.
 
     Args:
         path: directory of the arrays.
-        setting: the user's name for it, for errors.
+        setting: the option or setting that names the directory, for errors.
 
     Raises:
         SettingError: there are no arrays, they are of another version, or the manifest is damaged.
@@ -258,7 +259,7 @@ def load_metadata(path: Path, setting: str) -> dict[str, Any]:
 
 
 def stored_types(path: Path, setting: str) -> dict[str, np.dtype]:
-    """The type of each array by name.
+    """Reads the dtype of each stored array, by name.
 
     Raises:
         SettingError: as ``load_metadata``.
@@ -268,18 +269,18 @@ def stored_types(path: Path, setting: str) -> dict[str, np.dtype]:
 
 
 def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
-    """Checks every file and reads the arrays back.
+    """Checks every file of a directory, then reads the pytree back.
 
     Args:
         path: directory of the arrays.
         abstract: tree of ``jax.ShapeDtypeStruct``.
-        setting: the user's name for the directory, for errors.
+        setting: the option or setting that names the directory, for errors.
 
     Returns:
         The tree of arrays, on the host.
 
     Raises:
-        SettingError: the directory holds other arrays, or a file is missing or damaged; the line names it.
+        SettingError: the directory holds other arrays, or a file is missing or damaged; the message names it.
     """
     manifest, leaves = read_signed(path, setting, _VERSION), by_name(abstract)
     check_shapes(path, setting, manifest["arrays"], {name: shape_text(leaf) for name, leaf in leaves.items()})

@@ -1,4 +1,4 @@
-"""Settings of a run's checkpoints and snapshots."""
+"""Settings of checkpoints and snapshots."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,23 +11,23 @@ _EXPERTS = {"experts_per_layer": "full checkpoints", "snapshot_experts_per_layer
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Frequency and extent of a run's checkpoints and snapshots.
+    """How often a run saves checkpoints and snapshots, and how much each contains.
 
-    The first and the last checkpoint of a run, and the one saved when a run is stopped, are full, whatever K is.
+    A run's first and last checkpoints are full whatever K is, and so is the one saved when a run is stopped.
 
     Attributes:
-        every: iterations between checkpoints; the last iteration is saved too. 0: only a run that is stopped is saved,
+        every: iterations between checkpoints; the last iteration is saved too. 0: a run saves only when it is stopped,
             for ``--resume``.
-        num_kept: number of saved iterations, the newest ones, that can be restored.
-        experts_per_layer: K, experts of every layer that a checkpoint saves beside the whole dense part; ``all``: full
-            checkpoints.
-        selection: choice of the experts: ``sequential`` takes them in turn, ``load_aware`` takes those with the most
-            unsaved updates.
+        num_kept: number of saved iterations to keep restorable; older ones are removed.
+        experts_per_layer: K, the experts of every layer that a checkpoint saves; the dense part is always saved whole.
+            ``all``: full checkpoints.
+        selection: how experts are chosen: ``sequential`` takes turns, ``load_aware`` takes the experts with the most
+            unsaved token updates.
         plt_budget: proportion of lost tokens above which a fault doubles K (Dynamic-K), such as 0.0375; None: K stays.
-        snapshot_every: iterations between snapshots of every expert rank's slices in the memory of the next rank, from
-            which a lost rank is recovered; 0: no snapshots.
-        snapshot_experts_per_layer: experts of every layer that a snapshot copies beside the whole dense part, chosen by
-            ``selection``; ``all``: every expert.
+        snapshot_every: iterations between snapshots. A snapshot copies every expert rank's slices to the memory of the
+            next rank, and a lost rank is recovered from it. 0: no snapshots.
+        snapshot_experts_per_layer: experts of every layer that a snapshot copies, chosen by ``selection``; the dense
+            part is always copied whole. ``all``: every expert.
     """
 
     every: int = 100
@@ -58,7 +58,7 @@ class CheckpointConfig:
                 raise SettingError("CheckpointConfig.plt_budget", self.plt_budget, allowed)
 
     def check_classes(self, num_classes: int) -> None:
-        """Raises SettingError where a checkpoint or snapshot would need more experts of a layer than there are."""
+        """Raises SettingError if a checkpoint or snapshot is to save more experts of a layer than the model has."""
         for name, all_of_them in _EXPERTS.items():
             value = getattr(self, name)
             if value != "all" and value > num_classes:
@@ -66,11 +66,11 @@ class CheckpointConfig:
                 raise SettingError(f"CheckpointConfig.{name}", value, allowed)
 
     def first_k(self, num_classes: int) -> int:
-        """K at the start of a run."""
+        """Returns K at the start of a run; Dynamic-K may raise it later."""
         return num_classes if self.experts_per_layer == "all" else self.experts_per_layer
 
     def snapshot_k(self, num_classes: int) -> int:
-        """Experts of a layer that a snapshot copies."""
+        """Returns the number of experts in each layer that a snapshot copies."""
         return num_classes if self.snapshot_experts_per_layer == "all" else self.snapshot_experts_per_layer
 
 

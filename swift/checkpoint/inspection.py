@@ -1,4 +1,4 @@
-"""Descriptions of checkpoints and restores: texts for people, fields of events, and damage; changes nothing."""
+"""Describes checkpoints and restores: lines for people, fields of events, and damage. Read-only."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
@@ -15,9 +15,9 @@ _SETTING = "DIR"
 
 
 def source_lines(plan: RestorePlan) -> list[str]:
-    """A line for each source of a restore, and for each copy passed over.
+    """Writes a line for each source of a restore, and for each copy that was passed over.
 
-    Such as ``dense: storage, step 40`` and ``experts 3, 7 of layer 1: storage, step 20``.
+    For example ``dense: storage, step 40`` and ``experts 3, 7 of layer 1: storage, step 20``.
     """
     lines = [f"dense: storage, step {plan.step}"]
     steps = sorted({copy.step for copy in plan.sources.values()}, reverse=True)
@@ -28,7 +28,7 @@ def source_lines(plan: RestorePlan) -> list[str]:
 
 
 def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
-    """The sources of a restore, lost tokens so far, and K where it changes.
+    """Writes lines with the sources of a restore, the lost tokens so far, and K if it changes.
 
     Args:
         plan: plan of the restore.
@@ -43,7 +43,7 @@ def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
 
 
 def _experts_text(units: Iterable[Unit]) -> str:
-    """A list of experts, such as ``experts 3, 7 of layer 1, expert 0 of layer 2``."""
+    """Lists experts, such as ``experts 3, 7 of layer 1, expert 0 of layer 2``."""
     parts = []
     for layer, layer_units in groupby(sorted(units), key=lambda unit: unit[0]):
         classes = [str(class_) for _, class_ in layer_units]
@@ -52,7 +52,7 @@ def _experts_text(units: Iterable[Unit]) -> str:
 
 
 def save_facts(manifest: Manifest) -> dict[str, Any]:
-    """Fields of the event ``checkpoint`` in ``events.jsonl``; bytes are those of the values, of all ranks together."""
+    """Returns the fields of the event ``checkpoint`` in ``events.jsonl``; ``bytes`` counts the values of all ranks."""
     ledger = manifest.ledger
     uncounted = ledger.tally.num_uncounted
     return {
@@ -65,7 +65,7 @@ def save_facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def restore_facts(plan: RestorePlan, after: Ledger) -> dict[str, Any]:
-    """Fields of the event ``restore`` in ``events.jsonl``; experts are ``[layer, class]``, by the step of their copy.
+    """Returns the fields of the event ``restore`` in ``events.jsonl``; experts ``[layer, class]`` are by step.
 
     Args:
         plan: plan of the restore.
@@ -91,13 +91,13 @@ def _by_step(sources: Mapping[Unit, Copy]) -> dict[str, Any]:
 
 
 def find_checkpoints(path: Path) -> tuple[Path, int | None]:
-    """The directory of checkpoints for a path: of a run, of all its checkpoints, or of one of them.
+    """Finds the checkpoints at a path: a run, its directory of checkpoints, or a single checkpoint.
 
     Returns:
-        (directory of all checkpoints, iteration where the path is of one checkpoint).
+        (directory of all checkpoints, iteration if the path is a single checkpoint).
 
     Raises:
-        SettingError: there are none.
+        SettingError: there are no checkpoints.
     """
     for directory in (path / "checkpoints", path):
         if committed_steps(directory):
@@ -109,7 +109,7 @@ def find_checkpoints(path: Path) -> tuple[Path, int | None]:
 
 
 def overview(directory: Path) -> list[dict[str, Any]]:
-    """A row for every checkpoint, oldest first; for one that cannot be read, the reason."""
+    """Returns a row for every checkpoint, oldest first; the row of an unreadable one has the reason."""
     rows = []
     for step, manifest in _manifests(directory, committed_steps(directory)):
         facts = {"error": manifest} if isinstance(manifest, str) else _facts(manifest)
@@ -118,7 +118,7 @@ def overview(directory: Path) -> list[dict[str, Any]]:
 
 
 def coverage(manifest: Manifest) -> list[dict[str, Any]]:
-    """A row for every expert: the location of its newest copy, and the step of the one to fall back to."""
+    """Returns a row for every expert: where its newest copy is, and the step of its fallback copy."""
     contained_LE = manifest.ledger.tally.contained_LE
     rows = []
     for unit, copies in sorted(manifest.ledger.copies.items()):
@@ -142,7 +142,7 @@ def coverage(manifest: Manifest) -> list[dict[str, Any]]:
 def describe_restore(
     directory: Path, step: int | None = None, checker: Verifier | None = None
 ) -> tuple[list[str], dict[str, Any]]:
-    """(lines for people, the same as JSON) on a restore of the newest sound checkpoint, or of a given one."""
+    """Describes a restore of the newest sound checkpoint, or of a given one: (lines for people, the same as JSON)."""
     try:
         plan = plan_restore(directory, step=step, checker=checker)
     except SettingError as error:
@@ -152,13 +152,14 @@ def describe_restore(
 
 
 def find_damage(directory: Path, step: int | None, checker: Verifier) -> Iterator[str]:
-    """Damage to the files and values that any checkpoint, or a given one, needs; a phrase each."""
+    """Yields a phrase for each damage to files or values that some checkpoint needs, or that a given one needs."""
     shown = dict[str, None]()
     for manifest_step, manifest in _manifests(directory, committed_steps(directory) if step is None else [step]):
         if isinstance(manifest, str):
             damages = [f"{checkpoint_path(directory, manifest_step).name} {manifest}"]
         else:
             damages = list(_damages_of(manifest, checker))
+        # A running training may remove an old checkpoint while this reads it: its files are gone, not damaged.
         if damages and step is None and _is_removed(directory, manifest_step):
             continue
         shown |= dict.fromkeys(damages)
@@ -166,12 +167,12 @@ def find_damage(directory: Path, step: int | None, checker: Verifier) -> Iterato
 
 
 def _is_removed(directory: Path, step: int) -> bool:
-    """Whether a run has removed a checkpoint meanwhile, the manifest first, and files after it."""
+    """Whether a run has removed a checkpoint meanwhile; runs remove the manifest before the files."""
     return step not in committed_steps(directory)
 
 
 def _damages_of(manifest: Manifest, checker: Verifier) -> Iterator[str]:
-    """Damage to what one checkpoint needs: all files, then the values in those that are sound."""
+    """Yields the damage to what one checkpoint needs: first all files, then the values in sound files."""
     for owner, files in sorted(manifest.files_needed().items()):
         for name, digest in files.items():
             yield from filter(None, [checker.file(owner, name, digest)])
@@ -193,7 +194,7 @@ def _damages_of(manifest: Manifest, checker: Verifier) -> Iterator[str]:
 
 
 def _manifests(directory: Path, steps: Iterable[int]) -> Iterator[tuple[int, Manifest | str]]:
-    """The manifest of every step, or why it cannot be read."""
+    """Yields each step with its manifest, or with the reason why it cannot be read."""
     for step in steps:
         try:
             manifest: Manifest | str = read_manifest(checkpoint_path(directory, step), _SETTING)

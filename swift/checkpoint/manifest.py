@@ -1,20 +1,19 @@
-"""The manifest of a checkpoint, the ledger that a run keeps of its checkpoints, and the directory of all of them.
+"""Checkpoint manifests, the ledger of a run's checkpoints, and the layout of the checkpoint directory.
 
-A manifest is complete by itself. It names, for every expert, the step and files of its newest copy and of the one
-before, with digests, sizes and the token updates that they contain; for the dense part, the files of its own step. It
-also holds the ledger, which decides what the next checkpoint saves. Everything that is read is checked against digests
-of its bytes first.
+A manifest is self-contained. For every expert it names the step and files of the two newest copies, with digests,
+sizes and the token updates they contain; for the dense part, the files of its own step. It also holds the ledger, which
+decides what the next checkpoint saves. Nothing is used before its bytes have been checked against their digest.
 
     step-00000040/manifest.json    written last: makes the iteration restorable
     step-00000040/arrays/          arrays saved at iteration 40, see swift.checkpoint.array_files
-    step-00000020/arrays/          without a manifest: experts whose newest copy, or the one before, is of iteration 20
+    step-00000020/arrays/          without a manifest: experts with one of their two newest copies from iteration 20
     .step-00000060.tmp/            a save in progress, or an interrupted one
-    .step-00000060.5f0c.hosts.tmp/ what hosts that save together tell each other, see swift.checkpoint.multi_host_save
-    step-00000040.earlier/         a checkpoint while another of the same iteration replaces it
-    step-00000060.aside/           a checkpoint that a restore has passed over; it is never read again, and removed once
-                                   the run has saved iteration 60 or a later one
+    .step-00000060.5f0c.hosts.tmp/ messages between hosts that save together, see swift.checkpoint.multi_host_save
+    step-00000040.earlier/         a checkpoint while a new one of the same iteration replaces it
+    step-00000060.aside/           a checkpoint that a restore has passed over; it is never read again, and is removed
+                                   once the run has saved iteration 60 or a later one
 
-One process at a time writes here, but for the files in a save that several hosts fill in together.
+    One process at a time writes here. The exception is a save of several hosts, which fill in the same files.
 
 Legend: L MoE layers of the model, E expert classes, K classes of a layer that a checkpoint saves, P stages, N ranks.
 """
@@ -45,24 +44,24 @@ from swift.files import replace_file, sync_directory, sync_file
 
 _SIZE = 16
 BLOCK, _READ = 1 << 26, 1 << 20
-"""Bytes that are written or compared at a time, and read into memory; then whoever waits is told of the progress."""
+"""Bytes that are written or compared at a time, and bytes read at a time; progress is reported after each block."""
 MANIFEST, ARRAYS = "manifest.json", "arrays"
 _VERSION = 2
 _NUM_COPIES = 2
-"""Copies of an expert that a manifest names: the newest, and one to fall back to."""
+"""Copies of an expert that a manifest names: the newest, and one to fall back to if that is damaged."""
 _PREFIX, _EARLIER, _ASIDE = "step-", ".earlier", ".aside"
 
 Files = Mapping[str, str]
-"""Digests of files, by path in the directory of a step."""
+"""Digests of files, by path relative to a step's directory."""
 
 
 def digest(content: bytes) -> str:
-    """Digest of bytes."""
+    """Returns the BLAKE2b digest of bytes, in hex."""
     return hashlib.blake2b(content, digest_size=_SIZE).hexdigest()
 
 
 def array_digest(arrays: Iterable[np.ndarray]) -> str:
-    """Digest of the values of arrays, one array after the other."""
+    """Returns the digest of the arrays' concatenated values."""
     digest = hashlib.blake2b(digest_size=_SIZE)
     for array in arrays:
         digest.update(raw_bytes(array))
@@ -70,9 +69,9 @@ def array_digest(arrays: Iterable[np.ndarray]) -> str:
 
 
 def array_checksum(arrays: Iterable[np.ndarray], before: int = 0) -> int:
-    """CRC-32 of the values of arrays, one after the other, and after others of which it is ``before``.
+    """Returns the CRC-32 of the arrays' concatenated values, continuing from the checksum ``before``.
 
-    It detects what a killed process left half-written, at five times the speed of ``array_digest``.
+    It detects values that a killed process left half-written, at five times the speed of ``array_digest``.
     """
     checksum = before
     for array in arrays:
@@ -81,16 +80,16 @@ def array_checksum(arrays: Iterable[np.ndarray], before: int = 0) -> int:
 
 
 def raw_bytes(array: np.ndarray) -> memoryview:
-    """Bytes of an array's values in C order; a copy only if the array is in another order."""
+    """Returns an array's bytes in C order, without a copy if the array already is in C order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def nothing() -> None:
-    """Tells nobody of progress."""
+    """Ignores progress: the default where nobody waits for it."""
 
 
 def file_digest(path: Path, progress: Callable[[], None] = nothing) -> str:
-    """Digest of a file; ``progress`` is called now and then."""
+    """Returns a file's digest; calls ``progress`` after each block."""
     digest = hashlib.blake2b(digest_size=_SIZE)
     with path.open("rb", buffering=0) as file:
         while block := file.read(_READ):
@@ -100,19 +99,19 @@ def file_digest(path: Path, progress: Callable[[], None] = nothing) -> str:
 
 
 def synced_digests(directory: Path) -> dict[str, str]:
-    """Digests of all files under a directory, by path from there, each taken after the file is synced to the disk."""
+    """Syncs every file under a directory to the disk and returns their digests, by relative path."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): synced_digest(path) for path in paths}
 
 
 def synced_digest(path: Path, progress: Callable[[], None] = nothing) -> str:
-    """Digest of a file, taken after it is synced to the disk; ``progress`` is called now and then."""
+    """Syncs a file to the disk and returns its digest; calls ``progress`` after each block."""
     sync_file(path)
     return file_digest(path, progress)
 
 
 def difference(path: Path, expected: str) -> str | None:
-    """Says how a file differs from its expected digest, as a phrase; None if it does not."""
+    """Compares a file with its expected digest; returns a phrase such as "is missing", or None if they agree."""
     if not path.is_file():
         return "is missing"
     try:
@@ -124,14 +123,14 @@ def difference(path: Path, expected: str) -> str | None:
 
 @dataclass(frozen=True)
 class Copy:
-    """An expert's state in one checkpoint.
+    """An expert's saved state in one checkpoint.
 
     Attributes:
         step: iteration of the checkpoint.
-        contained: token updates that it contains, see ``TokenUpdateCounter``.
+        contained: token updates that the state contains, see ``TokenUpdateCounter``.
         num_bytes: bytes of its values.
         content: digest of its values.
-        files: files that hold them.
+        files: digests of the files that hold them.
     """
 
     step: int
@@ -143,13 +142,13 @@ class Copy:
 
 @dataclass(frozen=True)
 class Dense:
-    """The dense part in one checkpoint.
+    """The saved dense part of one checkpoint.
 
     Attributes:
         shapes: dtypes and shapes of its arrays, by name.
         contents: digests of their values, by name.
         num_bytes: bytes of all values.
-        files: files that hold them.
+        files: digests of the files that hold them.
     """
 
     shapes: Mapping[str, str]
@@ -160,14 +159,14 @@ class Dense:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The history that the next checkpoint depends on.
+    """The history of a run's checkpoints, on which the next one depends.
 
     Attributes:
         tally: token updates so far.
-        copies: copies of every expert, the newest first; empty before the first checkpoint.
-        common: files that are needed to read any array of a step, by step.
-        turn_L: int64, class of every layer with which its next sequential selection begins.
-        k: experts of a layer that a partial checkpoint saves.
+        copies: saved copies of every expert, the newest first; empty before the first checkpoint.
+        common: by step, the files that every read of that step needs.
+        turn_L: int64, the class in each layer that the next sequential selection starts with.
+        k: experts of each layer that a partial checkpoint saves.
     """
 
     tally: TokenUpdateCounter
@@ -178,7 +177,7 @@ class Ledger:
 
     @classmethod
     def first(cls, num_layers: int, num_classes: int, k: int) -> "Ledger":
-        """The ledger of a run that has saved nothing."""
+        """Returns the ledger of a run that has saved nothing."""
         turn_L = initial_rotation(num_layers, num_classes, k)
         return cls(TokenUpdateCounter.none(num_layers, num_classes), {}, {}, turn_L, k)
 
@@ -188,15 +187,15 @@ class Ledger:
         return self.tally.contained_LE.shape[1]
 
     def counted(self, popularity_LE: Any, dropped_LE: Any) -> "Ledger":
-        """The ledger after one more iteration, see ``Tally.count``."""
+        """Returns the ledger after one more iteration, see ``TokenUpdateCounter.count``."""
         return replace(self, tally=self.tally.count(popularity_LE, dropped_LE))
 
     def uncounted(self, num_iterations: int, most_updates: int) -> "Ledger":
-        """The ledger after more iterations without a record, see ``Tally.uncounted``."""
+        """Returns the ledger after iterations without a record, see ``TokenUpdateCounter.uncounted``."""
         return replace(self, tally=self.tally.uncounted(num_iterations, most_updates))
 
     def choose(self, selection: str, *, full: bool) -> Int[np.ndarray, "L K"]:
-        """The classes ``[L, K]`` that the next checkpoint saves: all where some have no copy yet, or where ``full``."""
+        """Chooses the classes ``[L, K]`` that the next checkpoint saves: all if ``full``, or if any has no copy yet."""
         num_layers, num_classes = self.tally.contained_LE.shape
         if full or self.k >= num_classes or not all(self._newest()):
             return everything(num_layers, num_classes)
@@ -209,7 +208,7 @@ class Ledger:
     def saved(
         self, step: int, chosen_LK: Int[np.ndarray, "L K"], copies: Mapping[Unit, Copy], common: Files
     ) -> "Ledger":
-        """The ledger after a checkpoint that made these copies."""
+        """Returns the ledger after a checkpoint of iteration ``step`` that saved these copies."""
         merged = dict(self.copies)
         for unit, copy in copies.items():
             merged[unit] = (copy, *(old for old in self.copies.get(unit, ()) if old.step < step))[:_NUM_COPIES]
@@ -220,29 +219,29 @@ class Ledger:
         return replace(self, copies=merged, common=files, turn_L=turn_L)
 
     def emptied(self, k: int) -> "Ledger":
-        """The ledger for a state of another shape: without copies, so that the next checkpoint is full.
+        """Returns the ledger for a state of another shape: without copies, so that the next checkpoint is full.
 
-        All copies in a checkpoint have one shape.
+        A manifest has one shape for all copies of experts, so it cannot refer to copies of the old shape.
         """
         return replace(self, copies={}, common={}, k=k)
 
     def _newest(self) -> list[Copy | None]:
-        """The newest copy of every expert, in order; None where there is no copy."""
+        """Returns the newest copy of each expert, by layer and class; None for an expert without copies."""
         return [next(iter(self.copies.get(unit, ())), None) for unit in np.ndindex(*self.tally.contained_LE.shape)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything about a checkpoint but its values.
+    """The description of a checkpoint: everything but its values.
 
     Attributes:
         step: iterations done.
-        identity: settings that a run has to share to read it, by name; JSON.
+        identity: settings by name that a run must share to read the checkpoint; JSON.
         extra: other state, such as the loader's; JSON.
         dense: the dense part.
-        unit_shapes: shapes of an expert's state, by dtype.
-        chosen: classes that this checkpoint has saved, ``[L][K]``.
-        bytes_per_rank: bytes that it has written, ``[P][N]``.
+        unit_shapes: dtype and shape of one expert's state, by dtype.
+        chosen: classes that this checkpoint saved, ``[L][K]``.
+        bytes_per_rank: bytes that it wrote, by stage and rank, ``[P][N]``.
         ledger: ledger after this checkpoint.
     """
 
@@ -257,16 +256,16 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the values that this checkpoint has written."""
+        """Bytes of the values that this checkpoint wrote."""
         return sum(map(sum, self.bytes_per_rank))
 
     @property
     def is_full(self) -> bool:
-        """Whether it has saved every expert."""
+        """Whether this checkpoint saved every expert."""
         return all(len(classes) == self.ledger.num_classes for classes in self.chosen)
 
     def files_needed(self) -> dict[int, dict[str, str]]:
-        """The files that a restore of this checkpoint may read, by step."""
+        """Returns the digests of all files that a restore may read, by step: older steps hold experts."""
         needed = {step: dict(files) for step, files in self.ledger.common.items()}
         needed[self.step].update(self.dense.files)
         for copies in self.ledger.copies.values():
@@ -280,11 +279,11 @@ _KINDS: Mapping[type, Sequence[str]] = {
     dict: ("identity", "extra", "dense", "unit_shapes", "tally", "common"),
     list: ("chosen", "bytes_per_rank", "turn", "copies"),
 }
-"""Kinds of the fields in a manifest's file."""
+"""JSON types of a manifest's fields."""
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Writes the manifest to the directory of a checkpoint, which makes the checkpoint restorable."""
+    """Writes the manifest into a checkpoint's directory, which makes the checkpoint restorable."""
     ledger = manifest.ledger
     fields = {
         "version": _VERSION,
@@ -306,14 +305,14 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path, setting: str) -> Manifest:
-    """Reads the manifest from the directory of a checkpoint.
+    """Reads the manifest in a checkpoint's directory.
 
     Args:
         path: directory of the checkpoint.
         setting: the user's name for it, for errors.
 
     Raises:
-        SettingError: there is no manifest, or it is damaged, incomplete, of another version, or of another checkpoint.
+        SettingError: the manifest is missing, damaged, incomplete, of another version, or of another checkpoint.
     """
     fields = read_signed(path, setting, _VERSION)
     try:
@@ -328,7 +327,7 @@ def read_manifest(path: Path, setting: str) -> Manifest:
 
 
 def _manifest_of(fields: Mapping[str, Any]) -> Manifest:
-    """Makes a manifest of the fields of its file; raises LookupError or TypeError where one is missing or no such."""
+    """Parses a manifest; raises LookupError for a missing field, and TypeError for one of the wrong type."""
     for kind, names in _KINDS.items():
         for name in names:
             if type(fields[name]) is not kind:
@@ -342,13 +341,17 @@ def _manifest_of(fields: Mapping[str, Any]) -> Manifest:
 
 
 def write_signed(path: Path, fields: Mapping[str, Any], name: str = MANIFEST) -> None:
-    """Writes a manifest of any kind as JSON, for ``read_signed``."""
+    """Writes fields as JSON after a line with its digest, for ``read_signed``; replaces the file atomically."""
     text = json.dumps(fields).encode()
     replace_file(path / name, digest(text).encode() + b"\n" + text)
 
 
 def read_signed(path: Path, setting: str, version: int, name: str = MANIFEST) -> dict[str, Any]:
-    """Reads a manifest of any kind, whose first line is the digest of the second; raises as ``read_manifest`` does."""
+    """Reads and checks a file that ``write_signed`` wrote.
+
+    Raises:
+        SettingError: the file is missing, damaged or of another version.
+    """
     try:
         signature, _, text = (path / name).read_bytes().partition(b"\n")
     except (FileNotFoundError, NotADirectoryError):
@@ -370,7 +373,7 @@ def read_signed(path: Path, setting: str, version: int, name: str = MANIFEST) ->
 def check_shapes(
     path: Path, setting: str, stored_shapes: Mapping[str, str], expected_shapes: Mapping[str, str]
 ) -> None:
-    """Raises SettingError, naming one array, where a checkpoint's shapes by name are not the expected ones."""
+    """Raises SettingError, naming one array, if a checkpoint's shapes differ from the expected ones."""
     for name in sorted({*stored_shapes, *expected_shapes}):
         stored, expected = stored_shapes.get(name, "nothing"), expected_shapes.get(name, "nothing")
         if stored != expected:
@@ -378,33 +381,33 @@ def check_shapes(
 
 
 def checkpoint_steps(directory: Path) -> list[int]:
-    """The iterations that can be restored, oldest first."""
+    """Lists the iterations that have a manifest and can be restored, oldest first."""
     return [step for step in _saved_steps(directory) if (checkpoint_path(directory, step) / MANIFEST).is_file()]
 
 
 def committed_steps(directory: Path) -> list[int]:
-    """The iterations that can be restored, and those that have lost their manifests, oldest first.
+    """Lists the restorable iterations and those whose manifests are lost, oldest first.
 
-    Removal takes manifests oldest first, so an iteration without one that is newer than the oldest checkpoint has lost
-    it, as have all where no checkpoint is left.
+    ``delete_old`` removes the oldest manifests first. So an iteration newer than the oldest checkpoint that has no
+    manifest has lost it; if there is no manifest at all, all iterations have.
     """
     saved, restorable = _saved_steps(directory), checkpoint_steps(directory)
     return [step for step in saved if not restorable or step >= restorable[0]]
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
-    """The path of an iteration's checkpoint."""
+    """Returns the path of an iteration's checkpoint."""
     return directory / f"{_PREFIX}{step:08d}"
 
 
 def clean_up_saves(directory: Path, excluded: Path | None = None) -> None:
-    """Cleans up after interrupted saves: removes what they wrote, and puts back the checkpoints they were replacing.
+    """Cleans up after interrupted saves: removes their files, and puts back the checkpoints they were replacing.
 
-    Unfinished saves would keep a full disk full.
+    Without this, an unfinished save on a full disk would keep the disk full.
 
     Args:
         directory: directory of all checkpoints.
-        excluded: directory that is not removed, in which several hosts tell each other about a save.
+        excluded: directory to keep: the messages of the hosts that are saving now.
     """
     for half in directory.glob(f".{_PREFIX}*.tmp"):
         if half != excluded:
@@ -418,7 +421,7 @@ def clean_up_saves(directory: Path, excluded: Path | None = None) -> None:
 
 
 def begin_save(directory: Path, step: int, excluded: Path | None = None) -> Path:
-    """Makes the temporary directory of a save, which ``commit_save`` renames; ``excluded`` as in ``clean_up_saves``."""
+    """Makes a save's temporary directory, for ``commit_save`` to rename; ``excluded`` as in ``clean_up_saves``."""
     directory.mkdir(parents=True, exist_ok=True)
     clean_up_saves(directory, excluded)
     path = temporary_path(directory, step)
@@ -427,12 +430,15 @@ def begin_save(directory: Path, step: int, excluded: Path | None = None) -> Path
 
 
 def temporary_path(directory: Path, step: int) -> Path:
-    """The path of the directory that ``begin_save`` creates."""
+    """Returns the path of the directory that ``begin_save`` creates."""
     return directory / f".{checkpoint_path(directory, step).name}.tmp"
 
 
 def commit_save(directory: Path, step: int) -> Path:
-    """Renames the directory of ``begin_save``; an earlier checkpoint of the iteration remains until that is done."""
+    """Renames the directory of ``begin_save`` to its final name, and returns that path.
+
+    An earlier checkpoint of the same iteration is kept until then, and ``clean_up_saves`` puts it back after a crash.
+    """
     path = checkpoint_path(directory, step)
     if path.exists():
         path.rename(path.with_suffix(_EARLIER))
@@ -443,10 +449,10 @@ def commit_save(directory: Path, step: int) -> Path:
 
 
 def archive_newer(directory: Path, step: int) -> list[str]:
-    """Sets aside the checkpoints of iterations after ``step``, from which a run resumes: they would shadow new ones.
+    """Renames the checkpoints newer than ``step``, from which a run resumes: they would shadow the ones it saves next.
 
     Returns:
-        Their new names.
+        The new names.
     """
     names = []
     for newer in _saved_steps(directory):
@@ -460,7 +466,10 @@ def archive_newer(directory: Path, step: int) -> list[str]:
 
 
 def remove_set_aside(directory: Path, step: int) -> None:
-    """Removes checkpoints set aside, up to an iteration that has been saved and read back since."""
+    """Removes the checkpoints that ``archive_newer`` set aside, up to iteration ``step``.
+
+    Call this once ``step`` or a later iteration is saved and verified.
+    """
     for path in directory.glob(f"{_PREFIX}*{_ASIDE}"):
         number = path.name.removeprefix(_PREFIX).removesuffix(_ASIDE)
         if number.isdigit() and int(number) <= step:
@@ -468,7 +477,7 @@ def remove_set_aside(directory: Path, step: int) -> None:
 
 
 def delete_old(directory: Path, num_kept: int) -> None:
-    """Removes files that no kept checkpoint needs; removes nothing if the manifest of a kept one cannot be read.
+    """Removes the files that no kept checkpoint needs; removes nothing if a kept manifest cannot be read.
 
     Args:
         directory: directory of all checkpoints of a run.
@@ -478,8 +487,8 @@ def delete_old(directory: Path, num_kept: int) -> None:
     try:
         manifests = [read_manifest(checkpoint_path(directory, step), "checkpoint") for step in steps[-num_kept:]]
     except SettingError:
-        return  # it is unknown which files that checkpoint needs
-    for step in steps[:-num_kept]:  # manifests first, so that a checkpoint that is half removed does not count
+        return  # nobody knows which files that checkpoint needs
+    for step in steps[:-num_kept]:  # manifests first: a half-removed checkpoint must not look restorable
         (checkpoint_path(directory, step) / MANIFEST).unlink()
     needed = files_needed(manifests)
     for step in _saved_steps(directory):
@@ -487,7 +496,7 @@ def delete_old(directory: Path, num_kept: int) -> None:
 
 
 def files_needed(manifests: list[Manifest]) -> dict[int, frozenset[str]]:
-    """The files that restores of some checkpoints may read, by step, manifests included."""
+    """Returns the files that restores of these checkpoints may read, by step, manifests included."""
     needed: dict[int, set[str]] = {}
     for manifest in manifests:
         for step, files in manifest.files_needed().items():
@@ -497,11 +506,11 @@ def files_needed(manifests: list[Manifest]) -> dict[int, frozenset[str]]:
 
 
 def _keep_only(path: Path, names: frozenset[str]) -> None:
-    """Removes all other files of a directory, and directories that become empty."""
+    """Removes every file of a directory that is not named, and directories that become empty."""
     if not names:
         shutil.rmtree(path)
         return
-    for below in sorted(path.rglob("*"), reverse=True):
+    for below in sorted(path.rglob("*"), reverse=True):  # the content of a directory comes before the directory
         if below.is_dir():
             if not any(below.iterdir()):
                 below.rmdir()
@@ -510,6 +519,6 @@ def _keep_only(path: Path, names: frozenset[str]) -> None:
 
 
 def _saved_steps(directory: Path) -> list[int]:
-    """The iterations with any files, oldest first."""
+    """Lists the iterations that have files, oldest first."""
     names = [path.name.removeprefix(_PREFIX) for path in directory.glob(f"{_PREFIX}*")] if directory.is_dir() else []
     return sorted(int(name) for name in names if name.isdigit())

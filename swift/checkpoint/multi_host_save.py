@@ -1,22 +1,22 @@
-"""A checkpoint that several hosts write together: the files that one host would write, each host its own ranges.
+"""A checkpoint that several hosts write together: the same files as of one host, each host writing its own ranges.
 
-``HostSave`` is a save from the side of one host. The first host makes the files without values, and all hosts fill in
-what they have. A file has the values of a whole array, as if one host had written it: its parts come from several
-hosts, and one of them reads it back, compares every part with what its host had in memory, and takes the digest of the
-whole. Each host reads an equal part of the files, and the first one writes the manifest. No host has more of the state
-in memory than its own pieces.
+``HostSave`` has the steps of a save on one host. The first host makes the files without values, and all hosts fill in
+the ranges they hold. A file contains a whole array, as if one host had written it. Then the files are divided over the
+hosts by size. Each host reads its files back, compares every range with the checksum that the writer took in memory,
+and computes the file's digest. The first host writes the manifest. No host ever holds more of the state in memory than
+its own pieces.
 
-Threads save while training continues, so no collective takes part, which would have to be in the order of the
-iterations. Instead the hosts leave each other notes in files that they share, see ``SaveCoordinator``:
+Saving runs in threads while training continues, so it cannot use collectives: those would have to run in the same
+order on all hosts as training's. Instead the hosts exchange messages in shared files, see ``SaveCoordinator``:
 
-    .step-00000040.5f0c.hosts.tmp/host-0.begun      the files of the checkpoint are there, without values
-    .step-00000040.5f0c.hosts.tmp/host-1.filled     what host 1 has written into them
+    .step-00000040.5f0c.hosts.tmp/host-0.begun      the files of the checkpoint exist, without values
+    .step-00000040.5f0c.hosts.tmp/host-1.filled     which ranges host 1 has written
     .step-00000040.5f0c.hosts.tmp/host-1.checked    digests of the files that host 1 has read back
-    .step-00000040.5f0c.hosts.tmp/host-1.failed     why host 1 does not go on, and so no host does
+    .step-00000040.5f0c.hosts.tmp/host-1.failed     why host 1 gave up, which makes all hosts give up
     .step-00000040.5f0c.hosts.tmp/host-1.signs      grows as long as host 1 makes progress
 
-A save has a token, 5f0c, so that one that is repeated does not find what was said in the last attempt. The next save,
-or the next start of the run, removes what is left.
+A save has a token, here 5f0c, so that a repeated save does not read the messages of the last attempt. The next save or
+the next start of the run removes leftover messages.
 """
 
 import errno
@@ -56,7 +56,7 @@ from swift.errors import SettingError, first_line
 
 _PATIENCE_S, _SIGN_S, _VERSION = 120.0, 1.0, 1
 _LOOK_S, _LAZIEST_S = 0.02, 1.0
-"""Seconds until a host looks again, at first and in the end: many hosts look at one file system."""
+"""Polling interval, s, at first and at most. It grows, because many hosts poll the same file system."""
 _ENDING = ".hosts.tmp"
 
 Stage = Literal["begun", "filled", "checked"]
@@ -65,19 +65,19 @@ _Place = tuple[slice, ...]
 
 
 class InvalidState(Exception):
-    """A state is of no use, and must not take the place of a good checkpoint."""
+    """The state is not worth saving, for example not finite: it must not replace a good checkpoint."""
 
 
 class HostFailed(OSError):
-    """Another host could not do its part of a checkpoint."""
+    """Another host failed to write its part of a checkpoint."""
 
 
 class Save(NamedTuple):
-    """A save, by the name that it has for all hosts.
+    """The identity of a save, the same on all hosts.
 
     Attributes:
         step: iterations done.
-        token: what distinguishes it from another save of the same state.
+        token: distinguishes this attempt from other saves of the same iteration.
     """
 
     step: int
@@ -85,16 +85,16 @@ class Save(NamedTuple):
 
 
 class SaveCoordinator:
-    """The notes of the hosts about one save, from the side of one of them.
+    """Exchanges messages about one save between the hosts, by files in a shared directory.
 
     Args:
         directory: directory of all checkpoints of a run.
         save: the save.
         host_index: number of this host.
-        patience_s: seconds in which an awaited host has to give a sign of progress.
+        patience_s: seconds within which an awaited host has to show progress.
 
-    Attributes:
-        path: directory of the notes.
+        Attributes:
+            path: directory of the messages.
     """
 
     def __init__(self, directory: Path, save: Save, host_index: int, patience_s: float = _PATIENCE_S):
@@ -103,11 +103,11 @@ class SaveCoordinator:
         self._signed_at = -_SIGN_S
 
     def post(self, stage: Stage, fields: Mapping[str, Any]) -> None:
-        """Tells all hosts that this one has come so far; ``fields`` are JSON."""
+        """Announces that this host has finished a stage; ``fields`` are JSON."""
         self._write(stage, fields)
 
     def sign(self) -> None:
-        """Gives a sign of progress, at most once a second."""
+        """Shows the other hosts that this one makes progress; writes at most once a second."""
         now = time.monotonic()
         if now - self._signed_at >= _SIGN_S:
             self._signed_at = now
@@ -116,23 +116,23 @@ class SaveCoordinator:
                 file.write(b".")
 
     def give_up(self, error: Exception) -> None:
-        """Tells all hosts, where that is possible, that they wait in vain for this one."""
+        """Tells the other hosts not to wait for this one; a message that cannot be written is skipped."""
         with suppress(OSError):
             self._write("failed", {"reason": first_line(error), "is_spoilt": isinstance(error, InvalidState)})
 
     def read(self, host: int, stage: Stage) -> dict[str, Any]:
-        """Waits until a host has come so far, and returns what it has told.
+        """Waits until a host has finished a stage, and returns the fields that it announced.
 
         Raises:
-            HostFailed, Spoilt: some host has given up.
-            TimeoutError: the host has given no sign of progress for too long.
-            OSError: what it has told is damaged.
+            HostFailed, InvalidState: some host has given up.
+            TimeoutError: the host has not shown progress for too long.
+            OSError: the message is damaged.
         """
         until, before, pause_s = time.monotonic() + self._patience_s, 0, _LOOK_S
         while not self._file(host, stage).exists():
             self._check_all()
             signs = self._signs(host)
-            if signs != before:  # fewer, where the save was begun again
+            if signs != before:  # not "more": the file is shorter after a save has begun again
                 until, before = time.monotonic() + self._patience_s, signs
             if time.monotonic() > until:
                 raise TimeoutError(f"{self._complaint(host)} in {self._patience_s:g} s")
@@ -172,12 +172,12 @@ class SaveCoordinator:
 
 
 class HostShard(NamedTuple):
-    """A piece of an array of a state.
+    """The piece of a state's array that a host holds.
 
     Attributes:
         name: name of the array.
-        place: its place in the array, a slice for each of the first dims.
-        values: values of the piece.
+        place: where the piece is in the array, a slice for each leading dimension.
+        values: the piece's values.
     """
 
     name: str
@@ -187,11 +187,11 @@ class HostShard(NamedTuple):
 
 @dataclass(frozen=True)
 class _WrittenRanges:
-    """Report of one host on what it has written into the files of a checkpoint.
+    """One host's report on the ranges that it has written.
 
     Attributes:
-        places: name of the array of the state and place in it, for each of its pieces.
-        checksums: checksums of the values that it had in memory, by name of the stored array.
+        places: for each of the host's pieces, the array of the state and the place in it.
+        checksums: checksums of the values in the host's memory, by stored array.
         num_bytes: bytes of the values.
     """
 
@@ -200,25 +200,25 @@ class _WrittenRanges:
     num_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """Fields for ``from_json``."""
+        """Returns the fields for ``from_json``."""
         places = [[name, [[part.start, part.stop] for part in place]] for name, place in self.places]
         return {"places": places, "checksums": dict(self.checksums), "num_bytes": self.num_bytes}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The same, told by another host."""
+        """Reads a report that another host announced."""
         places = tuple((name, tuple(slice(*ends) for ends in place)) for name, place in fields["places"])
         return cls(places, fields["checksums"], fields["num_bytes"])
 
 
 @dataclass(frozen=True)
 class _Contents:
-    """Digests of stored arrays, each of which is found right.
+    """Digests of the stored arrays that have been verified.
 
     Attributes:
-        files: digests of the files of each array.
-        dense: digests of the values of arrays of the dense part.
-        units: digests of the values of experts.
+        files: digests of each array's files.
+        dense: digests of each dense array's values.
+        units: digests of each expert's values.
     """
 
     files: dict[str, Files] = field(default_factory=dict)
@@ -226,7 +226,7 @@ class _Contents:
     units: dict[Unit, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Fields for ``adopt``."""
+        """Returns the fields for ``adopt``."""
         return {
             "files": self.files,
             "dense": self.dense,
@@ -234,14 +234,14 @@ class _Contents:
         }
 
     def adopt(self, fields: Mapping[str, Any]) -> None:
-        """Takes over what another host has found."""
+        """Adds the digests that another host has announced."""
         self.files.update(fields["files"])
         self.dense.update(fields["dense"])
         self.units.update({(layer, class_): content for layer, class_, content in fields["units"]})
 
 
 def stored_shapes(split: StateSplit, chosen_LK: np.ndarray) -> dict[str, Any]:
-    """Shapes and dtypes of the arrays that a checkpoint of these experts stores, by name."""
+    """Returns shapes and dtypes, by name, of the arrays that a checkpoint of the chosen experts stores."""
     shapes = {name: leaf for name, leaf in split.dense_shapes.items() if is_persisted(shape_text(leaf))}
     for unit in _units(chosen_LK):
         shapes.update({unit_array(unit, dtype): shape for dtype, shape in split.unit_shapes.items()})
@@ -251,17 +251,17 @@ def stored_shapes(split: StateSplit, chosen_LK: np.ndarray) -> dict[str, Any]:
 def write_ranges(
     arrays: Path, split: StateSplit, chosen_LK: np.ndarray, pieces: Iterable[HostShard], progress: Callable[[], None]
 ) -> _WrittenRanges:
-    """Writes the pieces that a host has into the files of a checkpoint, and syncs these.
+    """Writes a host's pieces into the files of a checkpoint, and syncs the files.
 
     Args:
-        arrays: directory of the arrays, whose files are there without values.
+        arrays: directory of the arrays, as ``reserve_arrays`` made it.
         split: division of the state.
-        chosen_LK: classes that are saved.
-        pieces: pieces of the state; of experts the classes that are saved, in this order.
-        progress: function to call now and then.
+        chosen_LK: classes that are saved, ``[L, K]``.
+        pieces: the host's pieces of the state; expert arrays have only the saved classes, in this order.
+        progress: function to call after each block.
 
     Raises:
-        OSError, ValueError: they cannot be written.
+        OSError, ValueError: the pieces cannot be written.
     """
     places, parts = [], dict[str, list[tuple[_Place, np.ndarray]]]()
     for piece in pieces:
@@ -286,21 +286,21 @@ def verify_ranges(
     host_index: int,
     progress: Callable[[], None],
 ) -> _Contents:
-    """Reads those files of a checkpoint back that fall to one of several hosts, by their size.
+    """Reads back this host's share of a checkpoint's files, divided over the hosts by size.
 
     Args:
         arrays: directory of the arrays.
         split: division of the state.
-        chosen_LK: classes that are saved.
-        hosts: what each host has written.
+        chosen_LK: classes that are saved, ``[L, K]``.
+        hosts: the report of each host.
         host_index: number of this host.
-        progress: function to call now and then.
+        progress: function to call after each block.
 
     Returns:
         Digests of these files and of the values in them.
 
     Raises:
-        OSError: some values have not come, or are not those that their host had in memory.
+        OSError: values are missing, or differ from the ones that their host had in memory.
         ValueError: a file is not laid out as it was made.
     """
     shapes, contents = stored_shapes(split, chosen_LK), _Contents()
@@ -328,7 +328,7 @@ def verify_ranges(
 
 
 class _Item(NamedTuple):
-    """An array of the dense part or an expert, and the stored arrays that have its values."""
+    """A dense array or an expert, and the stored arrays that hold its values."""
 
     key: str | Unit
     arrays: tuple[str, ...]
@@ -339,7 +339,7 @@ def _units(chosen_LK: np.ndarray) -> Iterator[Unit]:
 
 
 def _items(split: StateSplit, chosen_LK: np.ndarray) -> Iterator[tuple[int, _Item]]:
-    """Everything that is stored, with its bytes."""
+    """Yields every dense array and chosen expert that is stored, with its bytes."""
     for name, leaf in split.dense_shapes.items():
         if is_persisted(shape_text(leaf)):
             yield math.prod(leaf.shape) * leaf.dtype.itemsize, _Item(name, (name,))
@@ -350,7 +350,10 @@ def _items(split: StateSplit, chosen_LK: np.ndarray) -> Iterator[tuple[int, _Ite
 def _parts(
     split: StateSplit, chosen_LK: np.ndarray, name: str, place: _Place
 ) -> Iterator[tuple[str, _Place, tuple[Any, ...]]]:
-    """The parts of stored arrays that a piece fills: (name, place, index into the piece's values)."""
+    """Yields the parts of stored arrays that a piece fills: (name, place, index into the piece's values).
+
+    A dense array is stored as it is; an expert array is spread over one stored array ``[V, N, w]`` for each expert.
+    """
     if name not in split.expert_names:
         yield name, place, ()
         return
@@ -367,7 +370,10 @@ def _parts(
 def _places_of(
     split: StateSplit, chosen_LK: np.ndarray, hosts: Sequence[_WrittenRanges], names: Iterable[str]
 ) -> dict[str, list[list[_Place]]]:
-    """Places that each host has written, in its order, by name of the stored array."""
+    """Returns, for each stored array, the places that each host has written, in the order of writing.
+
+    The order matters: a host's checksum covers its values in this order.
+    """
     places: dict[str, list[list[_Place]]] = {name: [[] for _ in hosts] for name in names}
     for host, filled in enumerate(hosts):
         for piece, where in filled.places:
@@ -384,7 +390,7 @@ def _compare(
     places: Sequence[Sequence[_Place]],
     progress: Callable[[], None],
 ) -> None:
-    """Raises OSError unless an array on the disk is what the hosts had in memory, and nothing else."""
+    """Raises OSError unless an array on the disk has exactly the values that the hosts had in memory, without gaps."""
     flat, missing, length = array.reshape(-1), array.size, max(1, BLOCK // array.itemsize)
     for host, (filled, host_places) in enumerate(zip(hosts, places, strict=True)):
         checksum = 0
@@ -401,7 +407,7 @@ def _compare(
 
 
 def _content(arrays: Path, names: Sequence[str], files: Mapping[str, Files]) -> str:
-    """Digest of the values of arrays; the file of a single one has nothing else."""
+    """Returns the digest of the arrays' values; for a single array it is its file's digest."""
     if len(names) > 1:
         return array_digest(map_array(arrays, name) for name in names)
     return files[names[0]][f"{ARRAYS}/{data_file(arrays, names[0])}"]
@@ -409,15 +415,17 @@ def _content(arrays: Path, names: Sequence[str], files: Mapping[str, Files]) -> 
 
 @dataclass(frozen=True)
 class HostSave:
-    """A save, from the side of one of several hosts; its methods are called in order.
+    """The steps of a save on one of several hosts.
+
+    The first host calls ``begin``, ``write`` and ``commit``; the others call ``wait`` and ``write``.
 
     Attributes:
         directory: directory of all checkpoints of a run.
-        save: the save, by the name that it has for all hosts.
+        save: identity of the save, the same on all hosts.
         host_index: number of this host.
         num_hosts: number of hosts.
         split: division of the state.
-        chosen_LK: classes that are saved.
+        chosen_LK: classes that are saved, ``[L, K]``.
     """
 
     directory: Path
@@ -429,17 +437,17 @@ class HostSave:
 
     @cached_property
     def board(self) -> SaveCoordinator:
-        """Notes of the hosts about this save."""
+        """The hosts' messages about this save."""
         return SaveCoordinator(self.directory, self.save, self.host_index)
 
     def begin(self, write: Callable[[Path, Mapping[str, np.ndarray]], None]) -> None:
-        """Makes the files of the checkpoint, on the first host; may be repeated.
+        """Makes the checkpoint's files, on the first host; may be repeated after a failure.
 
         Args:
             write: function that writes small arrays, see ``reserve_arrays``.
 
         Raises:
-            OSError, ValueError: there is no room, or they cannot be made.
+            OSError, ValueError: the disk is too full, or the files cannot be made.
         """
         temporary = begin_save(self.directory, self.save.step, self.board.path)
         try:
@@ -450,15 +458,15 @@ class HostSave:
             raise
 
     def wait(self) -> None:
-        """Waits on another host until the first one has made the files; raises as ``HostBoard.read`` does."""
+        """Waits until the first host has made the files; raises as ``SaveCoordinator.read`` does."""
         self.board.read(0, "begun")
 
     def write(self, pieces: Iterable[HostShard]) -> None:
-        """Writes the pieces of this host, and checks its part of the files once those of all hosts are there.
+        """Writes this host's pieces, waits for all hosts, and verifies this host's share of the files.
 
         Raises:
-            OSError, ValueError: they cannot be written, some files are not right, or another host has failed.
-            Spoilt: what another host has is of no use.
+            OSError, ValueError: the pieces cannot be written, a file is wrong, or another host has failed.
+            InvalidState: another host found its state not worth saving.
         """
         filled = write_ranges(self._arrays, self.split, self.chosen_LK, pieces, self.board.sign)
         self.board.post("filled", filled.to_json())
@@ -470,10 +478,10 @@ class HostSave:
     def commit(
         self, ledger: Ledger, *, identity: Mapping[str, Any], extra: Mapping[str, Any], num_kept: int
     ) -> tuple[Manifest, list[int]]:
-        """Writes the manifest on the first host, and gives the checkpoint its name; see ``save_checkpoint``.
+        """Writes the manifest and gives the checkpoint its final name, on the first host; see ``save_checkpoint``.
 
         Returns:
-            The manifest, and the bytes of values that each host has written.
+            The manifest, and the bytes of values that each host wrote.
         """
         contents, bytes_of_hosts = _Contents(), [filled.num_bytes for filled in self._filled]
         for host in range(self.num_hosts):
@@ -484,7 +492,7 @@ class HostSave:
         return finish_save(self.directory, step, written, self.split, self.chosen_LK, ledger, **options), bytes_of_hosts
 
     def discard(self) -> None:
-        """Removes the files of a save that has failed, on the first host: they would keep a full disk full."""
+        """Removes the files of a failed save, on the first host: they would keep a full disk full."""
         shutil.rmtree(temporary_path(self.directory, self.save.step), ignore_errors=True)
 
     @cached_property
@@ -497,11 +505,11 @@ class HostSave:
 
     @cached_property
     def _filled(self) -> list[_WrittenRanges]:
-        """Reports of all hosts on what they have written, once all have."""
+        """Waits for the reports of all hosts on the ranges they wrote."""
         return [_WrittenRanges.from_json(self.board.read(host, "filled")) for host in range(self.num_hosts)]
 
     def _common(self) -> dict[str, str]:
-        """Digests of the files that belong to no array."""
+        """Syncs the files that belong to no array, and returns their digests."""
         root, array_folders = self._arrays.parent, {self._arrays / files_of(name) for name in self._shapes}
         paths = [path for path in self._arrays.rglob("*") if path.is_file() and path.parent not in array_folders]
         return {path.relative_to(root).as_posix(): synced_digest(path) for path in sorted(paths)}

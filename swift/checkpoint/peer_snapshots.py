@@ -1,4 +1,4 @@
-"""Snapshots of every rank's slices in the memory of the next rank: MoC-System's first level of checkpoints.
+"""Snapshots of each rank's slices in the next rank's memory: the first checkpoint level of MoC-System.
 
 Legend: P stages, L MoE layers of the model, E expert classes, K classes of a layer that a snapshot copies, N ranks,
 V arrays of an expert's state of one dtype, w values of a rank's slice, C copies.
@@ -21,18 +21,18 @@ from swift.mesh.live import LiveMesh
 from swift.tasks import one_thread
 
 _NUM_COPIES = 2
-"""Copies of everything: the newest complete one and the one before; with the one being written, triple buffering."""
+"""Copies that are kept: the newest complete one and the one before. With the one being written: triple buffering."""
 PATIENCE_S = 60.0
-"""Time for which a reader waits for the copy being written, s."""
+"""Seconds that a reader waits for the copy being written."""
 
 
 class _Store:
-    """The newest copy of everything, and the one before; memory for two whole snapshots, whatever K is.
+    """The two newest copies of the dense part and of every expert; memory for two whole snapshots, whatever K is.
 
     Attributes:
         dense: pairs (step, dense part), the newest first.
-        step_CLE: steps of every expert's copies; -1: none.
-        contained_CLE: token updates that they contain.
+        step_CLE: steps of every expert's copies; -1: no copy.
+        contained_CLE: token updates that each copy contains.
     """
 
     def __init__(self, split: StateSplit):
@@ -43,10 +43,10 @@ class _Store:
         self.step_CLE, self.contained_CLE = np.full(shape, -1), np.zeros(shape, np.int64)
 
     def put(self, step: int, snapshot: Snapshot, contained_LE: np.ndarray) -> Snapshot | None:
-        """Stores a snapshot, each expert in place of its older copy; returns a snapshot to overwrite next."""
+        """Stores a snapshot: each expert replaces its older copy. Returns a snapshot whose memory may be reused."""
         chosen_LK, layers_L1 = snapshot.chosen_LK, np.arange(len(snapshot.chosen_LK))[:, None]
         where = (self.step_CLE.argmin(axis=0)[layers_L1, chosen_LK], layers_L1, chosen_LK)
-        self.step_CLE[where] = -1  # a copy that is half written does not count
+        self.step_CLE[where] = -1  # a half-written copy must not be found if the copy below is interrupted
         for dtype, block in snapshot.blocks.items():
             self._blocks[dtype][where] = block
         self.contained_CLE[where] = contained_LE[layers_L1, chosen_LK]
@@ -55,14 +55,14 @@ class _Store:
         return replace(snapshot, dense=self.dense.pop()[1]) if len(self.dense) > _NUM_COPIES else None
 
     def newest(self) -> tuple[np.ndarray, np.ndarray]:
-        """(token updates, step) of the newest copy of every expert, ``[L, E]``."""
+        """Returns (token updates, step) of every expert's newest copy, ``[L, E]`` each."""
         newest_1LE = self.step_CLE.argmax(axis=0)[None]
         return tuple(np.take_along_axis(array, newest_1LE, axis=0)[0] for array in (self.contained_CLE, self.step_CLE))
 
     def rank_snapshots(self, rank: int) -> list[tuple[int, Snapshot, np.ndarray]]:
-        """(step, a rank's slices of that step, token updates ``[L, E]``), the newest first.
+        """Returns (step, the rank's slices, token updates ``[L, E]``) for every stored step, the newest first.
 
-        Where layers have unequally many experts of a step, their chosen classes are padded with -1.
+        Layers may have different numbers of experts from one step; their chosen classes are padded with -1.
         """
         dense, ranked = dict(self.dense), self._split.ranked_names
         snapshots = []
@@ -83,14 +83,14 @@ class _Store:
 
 
 class PeerSnapshots:
-    """The snapshots of all ranks of a process, taken in the background, one at a time.
+    """Takes snapshots of all ranks of a process in the background, one at a time.
 
-    Rank r + 1 keeps those of rank r, and the first rank those of the last. A snapshot counts once it is complete, and
-    the one before is kept until then.
+    Rank r + 1 keeps the snapshots of rank r, and the first rank keeps the last rank's. A snapshot counts once it is
+    complete; the one before is kept until then.
 
     Args:
         split: division of the state.
-        config: settings: the number of experts of a snapshot, and their selection.
+        config: settings: how many experts a snapshot copies, and how they are selected.
     """
 
     def __init__(self, split: StateSplit, config: CheckpointConfig):
@@ -104,7 +104,7 @@ class PeerSnapshots:
         self._trouble: str | None = None
 
     def close(self) -> None:
-        """Stops taking snapshots; one that is being copied is discarded."""
+        """Stops taking snapshots; does not wait for one that is being copied."""
         self._thread.shutdown(wait=False)
 
     @property
@@ -113,22 +113,22 @@ class PeerSnapshots:
         return not self._store.dense and self._copying is None
 
     def begin(self, state: Any, live: LiveMesh, step: int, contained_LE: Int[np.ndarray, "L E"]) -> str | None:
-        """Starts a snapshot, once the one before is complete.
+        """Starts a snapshot; waits for the one before to finish first.
 
         Args:
             state: see ``begin_snapshot``; may be donated after this returns.
             live: mesh of the state.
             step: iterations done.
-            contained_LE: token updates that its experts contain.
+            contained_LE: token updates that the state's experts contain.
 
         Returns:
-            The error of the snapshot before, or of this one; None: no error.
+            The error of the snapshot before or of this one; None if there was none.
         """
         self._settle(None)
         room, self._room = self._room, None
         try:
             finish = begin_snapshot(self._split, state, live, self._choose(contained_LE), room)
-        except RuntimeError as error:  # such as no memory on the devices
+        except RuntimeError as error:  # such as no free memory on the devices; training goes on without this snapshot
             self._trouble = str(error)
         else:
             self._copying = self._thread.submit(self._copy, finish, step, contained_LE)
@@ -136,7 +136,7 @@ class PeerSnapshots:
         return trouble
 
     def copies(self, ranks: Collection[int]) -> list[RankCopy]:
-        """The copies of some ranks' slices; waits up to ``PATIENCE_S`` for one that is being written."""
+        """Returns the copies of some ranks' slices; waits up to ``PATIENCE_S`` for a copy that is being written."""
         self._settle(PATIENCE_S)
         num_ranks = self._split.num_ranks
         return [
@@ -149,7 +149,7 @@ class PeerSnapshots:
         self._room = self._store.put(step, finish(), contained_LE)
 
     def _choose(self, contained_LE: np.ndarray) -> np.ndarray:
-        """The classes ``[L, K]`` of the next snapshot; the first one is of all experts."""
+        """Chooses the classes ``[L, K]`` of the next snapshot; the first snapshot has all experts."""
         num_layers, num_classes = contained_LE.shape
         if self._k >= num_classes or not self._store.dense:
             return everything(num_layers, num_classes)
@@ -160,7 +160,10 @@ class PeerSnapshots:
         return load_aware(contained_LE - saved_LE, step_LE, self._k)
 
     def _settle(self, patience_s: float | None) -> None:
-        """Waits for the snapshot that is being copied, without limit if None; a failed one leaves the earlier ones."""
+        """Waits for the snapshot that is being copied, without limit if ``patience_s`` is None; keeps its error.
+
+        A failed snapshot leaves the earlier ones as they are.
+        """
         if self._copying is None or not wait([self._copying], patience_s).done:
             return
         error, self._copying = self._copying.exception(), None

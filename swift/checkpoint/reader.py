@@ -1,4 +1,4 @@
-"""Restores: choosing the newest sound copies and reading them; everything is verified against its digest."""
+"""Restores a checkpoint: chooses the newest sound copies, reads them, and verifies every byte against its digest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,17 +30,17 @@ from swift.errors import SettingError
 _SETTING = "checkpoint"
 
 Share = Mapping[int, slice]
-"""Expert ranks by stage, of which a host has the state."""
+"""The expert ranks whose state a host holds, by stage."""
 
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """The sources of a restore.
+    """The copies that a restore reads.
 
     Attributes:
-        manifest: manifest of the checkpoint with the dense part.
-        sources: the copy of every expert, of that iteration or an older one.
-        passed_over: newer checkpoints and copies that are damaged, a phrase each.
+        manifest: manifest of the checkpoint whose dense part is restored.
+        sources: the copy to read for every expert, of that iteration or an older one.
+        passed_over: damaged newer checkpoints and copies, a phrase each.
     """
 
     manifest: Manifest
@@ -54,7 +54,7 @@ class RestorePlan:
 
     @cached_property
     def tally(self) -> TokenUpdateCounter:
-        """Token updates so far, including those that this restore loses."""
+        """Token updates after this restore, with the ones that it loses."""
         before = self.manifest.ledger.tally
         contained_LE = np.zeros_like(before.contained_LE)
         for unit, copy in self.sources.items():
@@ -62,12 +62,12 @@ class RestorePlan:
         return before.restored(contained_LE)
 
     def ledger(self, first_k: int, plt_budget: float | None) -> Ledger:
-        """The ledger of a run that continues from here.
+        """Returns the ledger of a run that continues from this restore.
 
         Args:
-            first_k: K of the settings.
-            plt_budget: see ``dynamic_k``; None: K is that of the settings, whatever it was before. Where nothing was
-                lost, as after a planned stop, K stays.
+            first_k: K in the settings.
+            plt_budget: see ``dynamic_k``. K stays if nothing was lost, as after a planned stop. None: K is ``first_k``,
+                whatever it was before.
         """
         before = self.manifest.ledger
         copies = {
@@ -87,16 +87,16 @@ def plan_restore(
     step: int | None = None,
     checker: Verifier | None = None,
 ) -> RestorePlan:
-    """Finds the newest iteration that can be restored, and the newest sound copy of every expert as of then.
+    """Finds the newest iteration that can be restored, and the newest sound copy of every expert up to it.
 
     Args:
         directory: directory of all checkpoints of a run.
-        identity: settings that the run has to share with the checkpoint; None: not checked.
+        identity: settings that the run must share with the checkpoint; None: not checked.
         step: iteration to restore; None: the newest sound one.
-        checker: checker that has verified some files before; None: a new one.
+        checker: verifier to reuse, with the files it has already checked; None: a new one.
 
     Raises:
-        SettingError: there is no checkpoint, none can be restored, or it is of another model; the line says what is
+        SettingError: there is no checkpoint, none can be restored, or it is of another model; the message says what is
             missing or damaged.
     """
     steps = committed_steps(directory) if step is None else [step]
@@ -124,11 +124,11 @@ def plan_restore(
 
 
 def load_plan(directory: Path, plan: RestorePlan, split: StateSplit) -> Any:
-    """Reads the sources of a plan.
+    """Reads the whole state that a plan restores.
 
     Args:
         directory: directory of all checkpoints of the run.
-        plan: plan for this directory, as it is now.
+        plan: plan for this directory; the files must not have changed since.
         split: division of the state.
 
     Returns:
@@ -143,16 +143,16 @@ def load_plan(directory: Path, plan: RestorePlan, split: StateSplit) -> Any:
 
 
 def load_share(directory: Path, plan: RestorePlan, split: StateSplit, share: Share) -> Any:
-    """Reads what one of several hosts needs of the sources of a plan, and no other values.
+    """Reads one host's part of the state that a plan restores, and no other values.
 
     Args:
         directory: directory of all checkpoints of the run.
-        plan: plan for this directory, whose files some host has just verified.
+        plan: plan for this directory; some host must have just verified its files, since partial reads do not.
         split: division of the state.
-        share: expert ranks of which this host has the state, by stage.
+        share: expert ranks whose state this host holds, by stage.
 
     Returns:
-        The state on the host; zeros elsewhere.
+        The state on the host, in its full shape; zeros outside ``share``.
 
     Raises:
         SettingError: the arrays are of another model, or have changed since the plan was made.
@@ -177,7 +177,7 @@ def load_share(directory: Path, plan: RestorePlan, split: StateSplit, share: Sha
 
 
 def record_restore(directory: Path, manifest: Manifest, ledger: Ledger) -> None:
-    """Stores the ledger after a restore in the manifest, so that a second fault counts no token as lost again."""
+    """Stores the ledger after a restore in the manifest, so that a second fault does not count the same loss again."""
     write_manifest(checkpoint_path(directory, manifest.step), replace(manifest, ledger=ledger))
 
 
@@ -205,7 +205,7 @@ def _check_dense(manifest: Manifest, checker: Verifier) -> None:
 
 
 def _choose_sources(manifest: Manifest, checker: Verifier) -> tuple[dict[Unit, Copy], list[str]]:
-    """The newest sound copy of every expert, and the damage to newer ones."""
+    """Returns the newest sound copy of every expert, and the damage to newer copies."""
     sources, damaged = dict[Unit, Copy](), list[str]()
     for (layer, class_), copies in manifest.ledger.copies.items():
         name = f"expert {class_} of layer {layer}"
@@ -222,7 +222,7 @@ def _choose_sources(manifest: Manifest, checker: Verifier) -> tuple[dict[Unit, C
 
 
 def _read_experts(directory: Path, plan: RestorePlan, split: StateSplit) -> dict[str, np.ndarray]:
-    """The blocks of all experts."""
+    """Reads and verifies the blocks of all experts, step by step."""
     blocks = split.new_blocks(split.num_classes)
     for step in sorted({copy.step for copy in plan.sources.values()}):
         path = checkpoint_path(directory, step)
@@ -248,7 +248,7 @@ def _read_dense(directory: Path, plan: RestorePlan, split: StateSplit) -> dict[s
 
 
 def _check_read(path: Path, name: str, arrays: list[np.ndarray], content: str) -> None:
-    """Raises SettingError where the arrays read are not those saved, although their files have just been verified."""
+    """Raises SettingError if the arrays read differ from the saved ones, although their files were just verified."""
     if array_digest(arrays) != content:
         allowed = f"the values of {name} are not those that were saved, though its files are: try again"
         raise SettingError(_SETTING, str(path), allowed)

@@ -1,9 +1,9 @@
-"""Recovery of the slices of lost expert ranks from the best copies that are left.
+"""Rebuilds the slices of lost expert ranks from the best copies that are left.
 
-``recover_ranks`` searches in this order: the snapshot of the current iteration, in the memory of another rank (exact);
-for weights a replica in a slot of a live rank (of this iteration, rounded where the compute dtype is narrower); the
-newest snapshot; storage. A rank that is lost in one stage still has its slices of the others. The sources of all slices
-are told in lines for the terminal and in fields of events.
+``recover_ranks`` tries these sources in order: a snapshot of the current iteration in another rank's memory (exact);
+for weights, a replica in a slot of a live rank (of this iteration, but rounded if the compute dtype is narrower); the
+newest snapshot; storage. A rank that is lost in one stage still has its slices of the other stages. The source of
+every slice is reported in lines for the terminal and in fields of events.
 
 Legend: P stages, N ranks, S slots of a rank, w values of a rank's slice, W values of a slot: N * w where slots have
 whole experts.
@@ -29,12 +29,12 @@ _MASTER = "master."
 
 
 class _SourceKind(NamedTuple):
-    """The origin of a copy of a slice.
+    """Where a copy of a slice comes from.
 
     Attributes:
-        kind: a snapshot of the rank, a replica of the expert in a slot, or a checkpoint.
+        kind: a snapshot of the rank, a replica of the expert in a slot, or a checkpoint in storage.
         step: iterations done when the copy was made.
-        holder: rank in whose memory it was; -1 for storage.
+        holder: rank in whose memory the copy was; -1 for storage.
     """
 
     kind: Literal["snapshot", "replica", "storage"]
@@ -42,18 +42,18 @@ class _SourceKind(NamedTuple):
     holder: int = -1
 
     def named(self, names: Sequence[int]) -> "_SourceKind":
-        """The origin with the name of a rank in place of its number."""
+        """Replaces the holder's rank number by its name."""
         return self if self.holder < 0 else self._replace(holder=names[self.holder])
 
 
 class _RankSource(NamedTuple):
-    """The source of a lost rank's slices of the dense part or of an expert.
+    """Where a lost rank's slices of an expert, or of the dense part, were taken from.
 
     Attributes:
         stage, rank: the lost rank.
         unit: the expert; None: the dense part.
         weights: origin of the master weights.
-        moments: origin of the optimizer's moments; None if the optimizer has none.
+        moments: origin of the optimizer's moments; None if the optimizer has no moments.
     """
 
     stage: int
@@ -63,21 +63,21 @@ class _RankSource(NamedTuple):
     moments: _SourceKind | None
 
     def named(self, names: Sequence[int]) -> "_RankSource":
-        """The source with the names of ranks in place of their numbers."""
+        """Replaces rank numbers by names."""
         moments = self.moments and self.moments.named(names)
         return _RankSource(self.stage, names[self.rank], self.unit, self.weights.named(names), moments)
 
 
 @dataclass(frozen=True)
 class RankCopy:
-    """A snapshot of a rank's slices, in the memory of another rank.
+    """A snapshot of one rank's slices in another rank's memory.
 
     Attributes:
-        rank: rank that the slices belong to, in all stages.
-        holder: rank in whose memory they are, each in the same stage; lost with it.
-        step: iterations done when it was taken.
-        snapshot: snapshot of one rank (N = 1): the ranked arrays of the dense part, or none, and chosen experts.
-        contained_LE: token updates that the experts contained then.
+        rank: rank whose slices these are, in all stages.
+        holder: rank that keeps them, stage by stage; if it is lost in a stage, so are the copies of that stage.
+        step: iterations done when the snapshot was taken.
+        snapshot: snapshot of a single rank (N = 1): the ranked dense arrays, or no dense arrays, and chosen experts.
+        contained_LE: token updates that the experts contained.
     """
 
     rank: int
@@ -88,13 +88,13 @@ class RankCopy:
 
 
 class Recovered(NamedTuple):
-    """A state with all slices recovered.
+    """A state whose slices are all recovered.
 
     Attributes:
         state: state of the old shape, on the host.
-        ledger: ledger with the token updates that are lost.
+        ledger: ledger that counts the lost token updates.
         lines: the source of every slice, for the terminal.
-        facts: the same for ``events.jsonl``.
+        facts: the sources as fields of an event in ``events.jsonl``.
     """
 
     state: Any
@@ -115,19 +115,19 @@ def recover_ranks(
     stored: Callable[[], tuple[Any, RestorePlan] | None],
     names: Sequence[int] | None = None,
 ) -> Recovered:
-    """Fills in the slices of lost ranks.
+    """Fills in the slices of lost ranks from the best copies.
 
     Args:
         state: state on the host, without slots, of all ranks before the loss; the slices of lost ranks are not read.
-        slots: slots of the same ranks by group, ``[P, layer, N, S, W]``, as the state's placement has them; None: none.
+        slots: slots of the same ranks by group, ``[P, layer, N, S, W]``, in the state's placement; None: no slots.
         split: division of the state.
         lost: pairs (stage, rank) whose memory is gone.
-        copies: snapshots; those that lost ranks held, or that are newer than the state, are ignored.
+        copies: snapshots; copies that lost ranks held, or that are newer than the state, are ignored.
         step: iterations done.
         ledger: ledger as of this iteration.
-        stored: function that reads the newest sound checkpoint, in the shape of the state, with its plan; called at
-            most once, where memory does not have everything. Returns None where there is none.
-        names: names of the ranks, where they differ from their numbers, as in a run that has lost some before.
+        stored: function that reads the newest sound checkpoint, in the shape of the state, with its plan; returns None
+            if there is no checkpoint. It is called at most once, and only if a slice is missing from memory.
+        names: names of the ranks if they differ from the numbers, as in a run that has lost ranks before.
 
     Raises:
         RunError: a slice is neither in memory nor in storage.
@@ -153,7 +153,7 @@ def recover_ranks(
         sources.append(source)
         if lost_slices.unit is not None:
             lost_LE[lost_slices.unit] += num_lost
-    lost_LE = -(-lost_LE // split.num_ranks)  # rounded up; only one slice of each expert, one Nth, fell back
+    lost_LE = -(-lost_LE // split.num_ranks)  # each lost slice is 1/N of its expert; rounded up
     tally = ledger.tally.fell_back(lost_LE)
     passed_over = [f"passed over: {reason}" for reason in _skipped_copies(stored)]
     facts = {"sources": _rank_facts(sources), "updates_lost": lost_LE.sum(axis=1).tolist()}
@@ -166,7 +166,7 @@ def recover_ranks(
 
 
 class _LostSlices(NamedTuple):
-    """A rank's slices of a stage's dense part (unit None), or of an expert, which are recovered on their own."""
+    """A unit of recovery: a rank's slices of one expert, or of a stage's dense part (``unit`` is None)."""
 
     stage: int
     rank: int
@@ -175,7 +175,7 @@ class _LostSlices(NamedTuple):
 
 @dataclass(frozen=True)
 class _SliceSource:
-    """A copy of lost slices: its origin, a reader of its values by array, and its token updates; None: all."""
+    """A copy of lost slices: its origin, a reader of its values by array name, and its token updates (None: all)."""
 
     origin: _SourceKind
     read: Callable[[str], np.ndarray]
@@ -184,7 +184,7 @@ class _SliceSource:
 
 @dataclass(frozen=True, kw_only=True)
 class _SliceSearch:
-    """The copies to search for lost slices; see ``recover_ranks``."""
+    """Searches the copies for lost slices; see ``recover_ranks``."""
 
     split: StateSplit
     placement_PLNS: np.ndarray
@@ -197,7 +197,7 @@ class _SliceSearch:
     ledger: Ledger
 
     def find(self, lost_slices: _LostSlices) -> tuple[_SliceSource, _SliceSource]:
-        """The best copies of the weights of lost slices, and of their moments."""
+        """Returns the best copies of (the weights, the moments) of lost slices."""
         newest = self._newest(lost_slices)
         if newest is not None and newest.origin.step == self.step:
             return newest, newest
@@ -206,16 +206,16 @@ class _SliceSearch:
         return weights, newest or (self._in_storage(lost_slices) if moment_names else weights)
 
     def _newest(self, lost_slices: _LostSlices) -> _SliceSource | None:
-        """The newest snapshot of lost slices, or their copy in a newer checkpoint; None: there is no snapshot."""
+        """Returns the newest snapshot of lost slices, or a newer checkpoint's copy; None if there is no snapshot."""
         snapshot = next(filter(None, (self._in_snapshot(lost_slices, copy) for copy in self.copies)), None)
         if snapshot is None or snapshot.origin.step >= self._saved_step(lost_slices):
             return snapshot
-        with suppress(RunError):  # the checkpoint may be damaged by now
+        with suppress(RunError):  # the checkpoint may have been damaged since: use the snapshot
             return max(snapshot, self._in_storage(lost_slices), key=lambda source: source.origin.step)
         return snapshot
 
     def _saved_step(self, lost_slices: _LostSlices) -> int:
-        """The step of the newest checkpoint that has these slices; -1: none."""
+        """Returns the step of the newest checkpoint that has these slices; -1 if there is none."""
         if lost_slices.unit is None:
             return max(self.ledger.common, default=-1)
         return next((copy.step for copy in self.ledger.copies.get(lost_slices.unit, ())), -1)
@@ -239,12 +239,12 @@ class _SliceSearch:
 
     @property
     def _has_whole_experts(self) -> bool:
-        """Whether slots have whole experts; with exact capacity they have the ranks' own slices."""
+        """Whether slots hold whole experts; with exact capacity they hold only the ranks' own slices."""
         width = self.split.shapes[f"{_MASTER}expert"].shape[-1]
         return self.slots["expert"].shape[-1] >= self.split.num_ranks * width
 
     def _in_slots(self, lost_slices: _LostSlices) -> _SliceSource | None:
-        """The weights in a slot of a live rank of the stage; every rank has those of the dense part."""
+        """Returns the weights in a slot of a live rank of the stage; every rank has the dense weights."""
         stage, rank, unit = lost_slices
         living = [other for other in range(self.split.num_ranks) if (stage, other) not in self.lost]
         if not self.slots or not living:
@@ -285,7 +285,7 @@ class _SliceSearch:
 
 
 def _lost_slices(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterator[_LostSlices]:
-    """The slices that lost ranks had; ``lost`` has pairs (stage, rank)."""
+    """Yields all slices of lost ranks; ``lost`` has pairs (stage, rank)."""
     for stage, rank in sorted(lost):
         yield _LostSlices(stage, rank, None)
         for layer, class_ in product(split.layers_of_stages[stage], range(split.num_classes)):
@@ -293,21 +293,21 @@ def _lost_slices(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterat
 
 
 def _slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[str]]:
-    """Names of the arrays in slices, of the dense part or of experts: (master weights, moments)."""
+    """Returns the names of (master weights, moments) that are sliced over ranks, of experts or of the dense part."""
     among = split.expert_names if unit is not None else [n for n in split.dense_shapes if n in split.ranked_names]
     masters = [name for name in among if name.startswith(_MASTER)]
     return masters, [name for name in among if name not in masters]
 
 
 def _slice_of(split: StateSplit, array: np.ndarray, lost_slices: _LostSlices) -> np.ndarray:
-    """A view of lost slices in an array ``[P, layer, N, ...]``."""
+    """Returns a view of lost slices in an array ``[P, layer, N, ...]``."""
     if lost_slices.unit is None:
         return array[lost_slices.stage, :, lost_slices.rank]
     return array[lost_slices.stage, split.location(lost_slices.unit[0])[1], lost_slices.rank, lost_slices.unit[1]]
 
 
 def _fill(search: _SliceSearch, arrays: Mapping[str, np.ndarray], lost_slices: _LostSlices) -> tuple[_RankSource, int]:
-    """Fills in lost slices from their best copies; returns their origins, and the token updates that they lack."""
+    """Fills in lost slices from their best copies; returns the origins, and how many token updates are lost."""
     weights, moments = search.find(lost_slices)
     weight_names, moment_names = _slice_names(search.split, lost_slices.unit)
     for slice_source, names in ((weights, weight_names), (moments, moment_names)):
@@ -321,13 +321,13 @@ def _fill(search: _SliceSearch, arrays: Mapping[str, np.ndarray], lost_slices: _
 
 
 def _skipped_copies(stored: Any) -> tuple[str, ...]:
-    """Damage found in storage, if it was read."""
+    """Returns the damage found in storage, if the checkpoint was read at all."""
     restored = stored() if stored.cache_info().currsize else None
     return () if restored is None else restored[1].passed_over
 
 
 def _rank_lines(sources: Sequence[_RankSource], split: StateSplit, step: int) -> list[str]:
-    """Writes a line for each source of each lost rank, such as these of rank 3.
+    """Writes a line for each source of each lost rank, such as these for rank 3.
 
         rank 3 is lost: dense and experts 0-7: snapshot of rank 4, 0 steps old
         rank 3: weights of experts 1, 2 of layer 0: a replica on rank 6; their moments: snapshot of rank 4, 3 steps old
@@ -351,7 +351,7 @@ def _rank_lines(sources: Sequence[_RankSource], split: StateSplit, step: int) ->
 
 
 def _retained_lines(lost: Collection[tuple[int, int]], num_stages: int, names: Sequence[int]) -> list[str]:
-    """A line for each rank that is lost in only some stages.
+    """Writes a line for each rank that is lost in only some of the stages.
 
     >>> _retained_lines({(1, 3)}, 3, range(4))
     ['rank 3: slices of stages 0, 2: still on their devices']
@@ -365,7 +365,7 @@ def _retained_lines(lost: Collection[tuple[int, int]], num_stages: int, names: S
 
 
 def _rank_facts(sources: Sequence[_RankSource]) -> list[dict[str, Any]]:
-    """Fields of the sources for ``events.jsonl``; experts are ``[layer, class]``."""
+    """Returns the sources as fields for ``events.jsonl``; experts are ``[layer, class]``."""
     facts = []
     for (stage, rank), rank_sources in groupby(sources, key=lambda source: (source.stage, source.rank)):
         for alike in _by_origin(rank_sources):
@@ -384,7 +384,7 @@ def _rank_facts(sources: Sequence[_RankSource]) -> list[dict[str, Any]]:
 
 
 def _by_origin(sources: Iterable[_RankSource]) -> list[list[_RankSource]]:
-    """Groups the sources that share a line: those of one origin, and replicas on whichever ranks."""
+    """Groups the sources that share a line: same origin, where replicas on different ranks count as the same."""
     groups = defaultdict(list)
     for source in sources:
         weights = source.weights
@@ -399,7 +399,7 @@ def _fact(origin: _SourceKind, holders: Collection[int]) -> dict[str, Any]:
 
 
 def _origin_text(origins: Collection[_SourceKind], step: int) -> str:
-    """The text for one origin, or for several replicas on different ranks."""
+    """Describes one origin, or several replicas on different ranks."""
     kind, origin_step, holder = min(origins)
     if kind == "storage":
         return f"storage, step {origin_step}"
@@ -411,7 +411,7 @@ def _origin_text(origins: Collection[_SourceKind], step: int) -> str:
 
 
 def _content_text(sources: Sequence[_RankSource], split: StateSplit) -> str:
-    """The text for what sources hold, such as ``dense and experts 0-7``; layers are named where they differ."""
+    """Describes the recovered slices, such as ``dense and experts 0-7``; names layers only if not all have them."""
     classes_by_layer = defaultdict(list)
     for source in sources:
         if source.unit is not None:
@@ -429,7 +429,7 @@ def _content_text(sources: Sequence[_RankSource], split: StateSplit) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """The text of ascending numbers, such as ``0-3, 5``."""
+    """Abbreviates ascending numbers, such as ``0-3, 5``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,7 +1,7 @@
-"""Choice of the experts that a partial checkpoint saves, its size, and the tokens that it loses.
+"""Which experts a partial checkpoint saves, how large it is, and how many tokens a restore loses.
 
-All of it is MoC-System's (arXiv 2408.04307): partial checkpoints of experts (PEC), the proportion of lost tokens (PLT),
-which ``TokenUpdateCounter`` counts, and Dynamic-K.
+The methods are MoC-System's (arXiv 2408.04307): partial expert checkpoints (PEC), the proportion of lost tokens (PLT),
+which ``TokenUpdateCounter`` tracks, and Dynamic-K.
 
 Legend: L MoE layers of the model, E expert classes, K classes of a layer that a checkpoint saves.
 """
@@ -15,9 +15,9 @@ from jaxtyping import Int
 
 
 def initial_rotation(num_layers: int, num_classes: int, k: int) -> Int[np.ndarray, " L"]:
-    """The class with which each layer's round begins, int64 ``[L]``: K classes after that of the layer below.
+    """Returns the class that each layer saves first, int64 ``[L]``: K classes after the layer below.
 
-    Layers are interleaved so that, where each rank holds classes of its own, all ranks write equally much.
+    The offset spreads the load: if ranks hold different classes, all ranks write equally much.
 
     >>> initial_rotation(3, 4, 2).tolist()
     [0, 2, 0]
@@ -26,10 +26,10 @@ def initial_rotation(num_layers: int, num_classes: int, k: int) -> Int[np.ndarra
 
 
 def sequential(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[np.ndarray, "L K"]:
-    """The next K classes of every layer's round, int64 ``[L, K]``.
+    """Returns the K classes of each layer whose turn it is (round robin), int64 ``[L, K]``.
 
     Args:
-        turn_L: the class whose turn it is, by layer.
+        turn_L: the next class of each layer.
         num_classes: E.
         k: at most E.
 
@@ -40,14 +40,14 @@ def sequential(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[n
 
 
 def next_rotation(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[np.ndarray, " L"]:
-    """The turns ``[L]`` after a sequential save of K classes."""
+    """Returns the next class of each layer, ``[L]``, after a sequential save of K classes."""
     return (turn_L + k) % max(num_classes, 1)
 
 
 def load_aware(
     unsaved_LE: Int[np.ndarray, "L E"], saved_at_LE: Int[np.ndarray, "L E"], k: int
 ) -> Int[np.ndarray, "L K"]:
-    """The K classes of every layer with the most token updates since their last save, int64 ``[L, K]``.
+    """Returns the K classes of each layer with the most unsaved token updates, int64 ``[L, K]``.
 
     Ties go to the class that was saved longest ago, then to the lower class.
 
@@ -64,18 +64,18 @@ def load_aware(
 
 
 def everything(num_layers: int, num_classes: int) -> Int[np.ndarray, "L E"]:
-    """All classes of all layers, int64 ``[L, E]``: a full checkpoint."""
+    """Returns all classes of all layers, int64 ``[L, E]``: a full checkpoint."""
     return np.broadcast_to(np.arange(num_classes), (num_layers, num_classes))
 
 
 def partial_bytes(dense_bytes: float, expert_bytes: float, k: int, num_classes: int) -> float:
-    """C_pec, the bytes of a checkpoint of K of E experts: P_dense + K/E * P_expert, weights and moments of each.
+    """Computes the bytes of a checkpoint with K of E experts: C_pec = P_dense + K/E * P_expert.
 
     Args:
-        dense_bytes: bytes of the dense part.
-        expert_bytes: bytes of all experts.
-        k: experts of a layer that are saved.
-        num_classes: experts of a layer.
+        dense_bytes: bytes of the dense part, weights and moments.
+        expert_bytes: bytes of all experts, weights and moments.
+        k: experts saved in each layer.
+        num_classes: experts in each layer.
 
     >>> round(partial_bytes(0.12 + 0.02, 0.74 + 0.12, 1, 16), 3)  # the paper's shares of GPT-350M-16E
     0.194
@@ -85,21 +85,21 @@ def partial_bytes(dense_bytes: float, expert_bytes: float, k: int, num_classes: 
 
 @dataclass(frozen=True)
 class TokenUpdateCounter:
-    """Token updates of a run so far.
+    """Counts a run's token updates, and how many of them faults have lost.
 
-    An expert is updated by every (token, choice) pair that is routed to it and not dropped. Losses follow from what an
-    expert's state *contains*: the updates of all iterations that led to it. So nothing counts as lost twice, however
-    often a run falls back, and iterations that are run again are not lost.
+    An expert is updated by every (token, choice) pair that is routed to it and not dropped. A loss is the difference
+    between the updates that the expert's state *contains* before a fault and after it. So no update counts as lost
+    twice, however often a run falls back, and iterations that are run again are not lost.
 
-    An iteration without a record counts as one that updated every expert as often as possible, and routed nothing. So
-    the number of lost updates is at least the true one, and ``plt`` is an upper bound.
+    An iteration without a record counts as one that updated every expert as often as possible and routed nothing. The
+    count of lost updates is then never too low, and ``plt`` is an upper bound.
 
     Attributes:
-        contained_LE: int64, updates that the experts' state contains.
+        contained_LE: int64, updates that each expert's state contains.
         routed_L: int64, pairs routed so far, dropped or not: T_i * topk_i.
-        lost_L: int64, updates lost in all faults: the sum over j of L_ij.
-        num_faults: number of restores.
-        num_uncounted: iterations in the state without a record.
+        lost_L: int64, updates lost in all faults: the sum over faults j of L_ij.
+        num_faults: number of restores and recoveries.
+        num_uncounted: iterations that the state contains but that have no record.
     """
 
     contained_LE: np.ndarray
@@ -110,12 +110,12 @@ class TokenUpdateCounter:
 
     @classmethod
     def none(cls, num_layers: int, num_classes: int) -> "TokenUpdateCounter":
-        """The tally before the first iteration."""
+        """Returns the counter before the first iteration."""
         shape = (num_layers, num_classes)
         return cls(np.zeros(shape, np.int64), np.zeros(num_layers, np.int64), np.zeros(num_layers, np.int64))
 
     def count(self, popularity_LE: Any, dropped_LE: Any) -> "TokenUpdateCounter":
-        """The tally after one more iteration.
+        """Returns the counter after one more iteration.
 
         Args:
             popularity_LE: pairs routed to each expert, as in ``metrics.jsonl``.
@@ -131,17 +131,17 @@ class TokenUpdateCounter:
         )
 
     def uncounted(self, num_iterations: int, most_updates: int) -> "TokenUpdateCounter":
-        """The tally after more iterations, of which there is no record.
+        """Returns the counter after iterations that left no record, as after a crash that lost the metrics.
 
         Args:
-            num_iterations: number of these iterations.
+            num_iterations: number of such iterations.
             most_updates: largest number of updates of an expert in one iteration.
         """
         contained_LE = self.contained_LE + num_iterations * most_updates
         return replace(self, contained_LE=contained_LE, num_uncounted=self.num_uncounted + num_iterations)
 
     def restored(self, contained_LE: Int[np.ndarray, "L E"]) -> "TokenUpdateCounter":
-        """The tally after a fault and a restore.
+        """Returns the counter after a fault and a restore.
 
         Args:
             contained_LE: updates that the restored copies contain.
@@ -149,10 +149,10 @@ class TokenUpdateCounter:
         return self.fell_back(self.contained_LE - contained_LE)
 
     def fell_back(self, lost_LE: Int[np.ndarray, "L E"]) -> "TokenUpdateCounter":
-        """The tally after a fault that set back only some slices of experts.
+        """Returns the counter after a fault that set back some slices of experts.
 
         Args:
-            lost_LE: updates that those slices no longer contain, weighted by their share of the expert.
+            lost_LE: updates that these slices no longer contain, weighted by the slices' share of the expert.
         """
         assert (lost_LE >= 0).all(), "a copy is newer than the state"
         contained_LE, lost_L = self.contained_LE - lost_LE, self.lost_L + lost_LE.sum(axis=1)
@@ -160,37 +160,37 @@ class TokenUpdateCounter:
 
     @property
     def num_lost(self) -> int:
-        """Updates lost in all layers."""
+        """Updates lost in all faults, over all layers."""
         return int(self.lost_L.sum())
 
     @property
     def plt(self) -> float:
-        """The proportion of lost tokens: the mean over layers of lost updates over routed pairs."""
+        """Proportion of lost tokens (PLT): lost updates over routed pairs, averaged over the layers."""
         if not self.lost_L.size:
             return 0.0
         return float(np.mean(self.lost_L / np.maximum(self.routed_L, 1)))
 
     def to_json(self) -> dict[str, Any]:
-        """The tally as JSON."""
+        """Returns the counter as JSON, for ``from_json``."""
         arrays = {name: getattr(self, f"{name}_L").tolist() for name in ("routed", "lost")}
         numbers = {"num_faults": self.num_faults, "num_uncounted": self.num_uncounted}
         return arrays | {"contained": self.contained_LE.tolist(), **numbers}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], num_classes: int) -> "TokenUpdateCounter":
-        """The inverse of ``to_json``."""
+        """Reads the counter back from JSON; manifests written before ``num_uncounted`` existed have 0."""
         contained_LE = np.asarray(fields["contained"], np.int64).reshape(len(fields["contained"]), num_classes)
         routed_L, lost_L = (np.asarray(fields[name], np.int64) for name in ("routed", "lost"))
         return cls(contained_LE, routed_L, lost_L, fields["num_faults"], fields.get("num_uncounted", 0))
 
 
 def dynamic_k(k: int, plt: float, budget: float | None, num_classes: int) -> int:
-    """K after a fault: doubled, up to all classes, where the proportion of lost tokens exceeds its budget.
+    """Returns K after a fault: doubled, up to E, if the proportion of lost tokens exceeds its budget (Dynamic-K).
 
     Args:
         k: K before the fault.
-        plt: proportion of lost tokens, including this fault.
-        budget: proportion above which K doubles; None: K stays.
+        plt: proportion of lost tokens so far, this fault included.
+        budget: proportion above which K doubles; None: K never changes.
         num_classes: E.
 
     >>> [dynamic_k(k, plt, 0.0375, 6) for k, plt in ((1, 0.03), (1, 0.04), (4, 0.04), (6, 0.04))]

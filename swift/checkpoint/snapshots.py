@@ -1,4 +1,4 @@
-"""Snapshots: copies of a state from devices to the host, while training continues and overwrites it."""
+"""Asynchronous copies of a state from the devices to the host, while training goes on."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -25,17 +25,17 @@ def begin_snapshot(
     chosen_LK: Int[np.ndarray, "layers K"],
     room: Snapshot | None = None,
 ) -> Callable[[], Snapshot]:
-    """Starts to copy what a checkpoint saves of a state whose devices all belong to this process.
+    """Starts the device-to-host copy of a checkpoint whose devices all belong to this process.
 
     Args:
         split: division of a state with one row for each stage.
         state: see ``begin_pieces``.
         live: the mesh.
-        chosen_LK: the chosen classes of every MoE layer of the model.
-        room: see ``assemble_snapshot``.
+        chosen_LK: the chosen classes of every MoE layer of the model, ``[layers, K]``.
+        room: older snapshot to overwrite, see ``assemble_snapshot``.
 
     Returns:
-        A function that waits for the copy and returns it on the host, for any thread.
+        A function that waits for the copy and returns the snapshot; any thread may call it.
     """
     finish = begin_pieces(split, state, live, chosen_LK)
     return lambda: assemble_snapshot(split, finish(), chosen_LK, room)
@@ -44,29 +44,28 @@ def begin_snapshot(
 def begin_pieces(
     split: StateSplit, state: Any, live: LiveMesh, chosen_LK: Int[np.ndarray, "layers K"]
 ) -> Callable[[], list[HostShard]]:
-    """Starts to copy what a checkpoint saves of a state: on the devices first, and from there to the host.
+    """Starts the copy of a checkpoint: first on the devices, then to the host.
 
-    Training does not wait: the devices make their copy after the ops that they have queued. It takes up device memory
-    until it is on the host.
+    Training does not wait: the devices queue the copy behind the ops already dispatched. The copy takes up device
+    memory until it is on the host.
 
     Args:
         split: division of a state with one row for each stage.
-        state: arrays ``[worker, ...]`` on ``live``; those that are not in the split are ignored. May be donated after
+        state: arrays ``[worker, ...]`` on ``live``; arrays that are not in the split are ignored. May be donated after
             this returns.
-        live: the mesh, on the devices of one or several processes, each of which calls this.
-        chosen_LK: the chosen classes of every MoE layer of the model.
+        live: the mesh. If it spans several processes, every process has to call this function.
+        chosen_LK: the chosen classes of every MoE layer of the model, ``[layers, K]``.
 
     Returns:
-        A function that waits for the copy and returns the pieces that this process has, for any thread. The pieces of
-        all processes do not overlap, and together are everything: of processes that have the same state each gives an
-        equal part.
+        A function that waits for the copy and returns this process's pieces; any thread may call it. The pieces of all
+        processes cover the state without overlap: processes that hold the same stage each contribute an equal part.
     """
     givers = _givers(live)
     rows = [row for stage_rows in givers for row in stage_rows]
     arrays, stages, num_givers = by_name(state), live.with_rows(tuple(live.rows[row] for row in rows)), len(givers[0])
     specs = {name: RANKED if name in split.ranked_names else SHARED for name in split.shapes}
     if not stages.is_local:
-        return list  # enough other processes have the same state
+        return list  # this process contributes nothing: other processes hold the same state
     if stages.rows != live.rows:
         arrays = transfer_rows({name: arrays[name] for name in specs}, live, stages, specs, rows)
     dense = {name: arrays[name] for name in split.dense_shapes}
@@ -80,9 +79,10 @@ def begin_pieces(
 
 
 def _givers(live: LiveMesh) -> list[list[int]]:
-    """Mesh rows that give their part of each stage, equally many: the first one of each process that has the stage.
+    """Chooses the mesh rows that copy each stage: one row in each process that holds it.
 
-    A worker whose ranks are on several processes stands for all of them.
+    Every stage gets the same number of rows, since one program runs on all of them. A worker whose ranks are on several
+    processes counts once, for all these processes together.
     """
     if live.virtual:
         return [[row] for row in live.first_rows]
@@ -94,17 +94,16 @@ def _givers(live: LiveMesh) -> list[list[int]]:
 def assemble_snapshot(
     split: StateSplit, pieces: Iterable[HostShard], chosen_LK: np.ndarray, room: Snapshot | None = None
 ) -> Snapshot:
-    """Puts the pieces of all processes together.
+    """Assembles a snapshot from the pieces of all processes.
 
     Args:
         split: division of a state with one row for each stage.
-        pieces: pieces that together are everything.
-        chosen_LK: the chosen classes of every MoE layer of the model.
-        room: an older snapshot, which is overwritten if it has the same size: allocating memory takes longer than the
-            copy.
+        pieces: pieces that cover the state.
+        chosen_LK: the chosen classes of every MoE layer of the model, ``[layers, K]``.
+        room: an older snapshot, overwritten if it has the same size: allocating memory takes longer than the copy.
 
     Raises:
-        OSError: they are not everything, and nothing else.
+        OSError: the pieces do not add up to the whole state.
     """
     missing = {name: math.prod(shape.shape) for name, shape in split.shapes.items()}
     for name in split.expert_names:
@@ -137,7 +136,7 @@ def _fetch(copies: dict[str, jax.Array], split: StateSplit, num_givers: int) -> 
 
 
 def _state_part(piece: HostShard, split: StateSplit, num_givers: int) -> HostShard | None:
-    """The piece of a mesh row in its place in the state; None if another row of the stage gives it."""
+    """Moves a mesh row's piece to its place in the state; None if other rows of the stage contribute all of it."""
     row, *rest = piece.place
     stage, giver = divmod(row.start, num_givers)
     place = slice(stage, stage + 1), *rest
@@ -148,6 +147,7 @@ def _state_part(piece: HostShard, split: StateSplit, num_givers: int) -> HostSha
     begin, end = min(giver * size, width), min((giver + 1) * size, width)
     if begin == end:
         return None
+    # ``dynamic_slice`` has shifted the last row's piece back to fit, so only the end of the piece is new.
     return HostShard(piece.name, (*place[:-1], slice(begin, end)), piece.values[..., size - (end - begin) :])
 
 
@@ -155,9 +155,9 @@ def _state_part(piece: HostShard, split: StateSplit, num_givers: int) -> HostSha
 def _copier(
     stages: LiveMesh, num_givers: int, ranked: tuple[str, ...], dense: tuple[str, ...], experts: tuple[str, ...]
 ) -> Callable[..., dict[str, jax.Array]]:
-    """Returns the jitted copy of arrays by name; of experts ``[P, L, N, E, w]`` only those chosen ``[P, L, K]``.
+    """Returns a jitted function that copies arrays by name, and of experts ``[P, L, N, E, w]`` only ``[P, L, K]``.
 
-    Where a stage has several rows, each copies its part of the last dim of RANKED arrays.
+    If several rows copy a stage, each copies its part of the last dimension of RANKED arrays.
     """
 
     def part(array: jax.Array) -> jax.Array:
@@ -165,7 +165,7 @@ def _copier(
             return jnp.copy(array)
         size = -(-array.shape[-1] // num_givers)
         start = stages.row_index() % num_givers * size
-        return lax.dynamic_slice_in_dim(array, start, size, axis=-1)  # the last one is moved back until it fits
+        return lax.dynamic_slice_in_dim(array, start, size, axis=-1)  # clamps: the last slice shifts back to fit
 
     def copy(dense: dict[str, jax.Array], experts: dict[str, jax.Array], chosen_LK: jax.Array | None) -> Any:
         if chosen_LK is not None:

@@ -1,7 +1,7 @@
-"""Division of a training state into a dense part and experts, each of which is saved and restored on its own.
+"""Division of a training state into a dense part and experts, which are saved and restored one by one.
 
-An expert's state is its master weights and moments: its entry in every array of the group ``expert``. Where the
-optimizer's state is tied to slots instead of experts (the layout ``coupled``), everything is in the dense part.
+An expert's state is its master weights and moments: its entry in every array of the group ``expert``. In the layout
+``coupled`` the optimizer's state belongs to slots rather than experts, so the dense part is everything.
 
 Legend: P stages, L MoE layers of a stage, N ranks, E expert classes, K chosen classes of a layer, w values of a rank's
 slice, V arrays of an expert's state that have the same dtype.
@@ -27,24 +27,24 @@ Unit = tuple[int, int]
 
 
 def by_name(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their paths, such as ``master.expert``."""
+    """Returns the leaves of a tree by path, such as ``master.expert``."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def shape_text(leaf: Any) -> str:
-    """Dtype and shape, such as ``float32[4, 8]``."""
+    """Formats dtype and shape, such as ``float32[4, 8]``; manifests store shapes in this form."""
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of one checkpoint, on the host.
+    """The values of one checkpoint, on the host.
 
     Attributes:
         dense: arrays of the dense part by name, ``[P, ...]``.
-        blocks: state of the experts by dtype, ``[layers, K, V, N, w]``, in the order of the model's MoE layers.
-        chosen_LK: the chosen classes of every MoE layer of the model, ``[layers, K]``.
+        blocks: state of the chosen experts by dtype, ``[layers, K, V, N, w]``, in the order of the model's MoE layers.
+        chosen_LK: the chosen expert classes of every MoE layer, ``[layers, K]``.
     """
 
     dense: dict[str, np.ndarray]
@@ -52,7 +52,7 @@ class Snapshot:
     chosen_LK: np.ndarray
 
     def experts(self) -> Iterator[tuple[Unit, dict[str, np.ndarray]]]:
-        """Every chosen expert with views of its state by dtype, ``[V, N, w]`` each."""
+        """Yields every chosen expert with views of its state by dtype, ``[V, N, w]`` each."""
         for layer, classes in enumerate(self.chosen_LK.tolist()):
             for index, class_ in enumerate(classes):
                 yield (layer, class_), {dtype: block[layer, index] for dtype, block in self.blocks.items()}
@@ -60,14 +60,15 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class StateSplit:
-    """Division of a state's arrays into dense ones and those of experts.
+    """Which arrays of a state are dense, which are divided by expert, and how both are laid out.
 
     Attributes:
         abstract: the state as a tree of shapes and dtypes: RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
-        specs: RANKED or SHARED for each array, or a prefix tree of them.
-        has_classes: whether the arrays of the experts have a dim of classes: ``[P, L, N, E, w]``.
-        layers_P: MoE layers of each stage, at most L, first in its stacks; the others are padding, which is zeros.
-            None: L layers.
+        specs: RANKED or SHARED for each array, or a prefix tree of these.
+        has_classes: whether expert arrays have a class dimension: ``[P, L, N, E, w]``. Without it nothing is saved by
+            expert.
+        layers_P: number of MoE layers in each stage, at most L. They come first in the stage's stacks; the rest is zero
+            padding. None: every stage has L.
     """
 
     abstract: Any
@@ -77,7 +78,7 @@ class StateSplit:
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
-        """Every array by name."""
+        """Shape and dtype of every array, by name."""
         return by_name(self.abstract)
 
     @cached_property
@@ -88,18 +89,18 @@ class StateSplit:
 
     @cached_property
     def dense_shapes(self) -> dict[str, Any]:
-        """The arrays of the dense part, by name."""
+        """Shape and dtype of every dense array, by name."""
         return {name: leaf for name, leaf in self.shapes.items() if name not in self.expert_names}
 
     @cached_property
     def ranked_names(self) -> frozenset[str]:
-        """Names of the arrays of which every rank has a slice."""
+        """Names of the arrays that are sliced over the expert ranks."""
         is_ranked = by_name(map_specs(lambda spec, _: spec == RANKED, self.specs, self.abstract))
         return frozenset(name for name, ranked in is_ranked.items() if ranked)
 
     @cached_property
     def names_of_type(self) -> dict[str, list[str]]:
-        """Names of the experts' arrays by dtype, V each."""
+        """Names of the expert arrays by dtype, V each."""
         types = {str(self.shapes[name].dtype) for name in self.expert_names}
         return {
             dtype: [name for name in self.expert_names if self.shapes[name].dtype == dtype] for dtype in sorted(types)
@@ -121,7 +122,7 @@ class StateSplit:
 
     @cached_property
     def layers_of_stages(self) -> tuple[range, ...]:
-        """MoE layers of the model that each stage has first in its stacks, whose experts are saved one by one."""
+        """For each stage, the MoE layers of the model that it holds, numbered through the model."""
         num_stages, num_layers = self._expert_shape[:2]
         counts = (num_layers,) * num_stages if self.layers_P is None or not self.expert_names else self.layers_P
         ends = list(accumulate(counts, initial=0))
@@ -129,11 +130,11 @@ class StateSplit:
 
     @property
     def num_layers(self) -> int:
-        """MoE layers of the model whose experts are saved one by one."""
+        """Number of MoE layers in the model; 0 if nothing is saved by expert."""
         return sum(map(len, self.layers_of_stages))
 
     def location(self, layer: int) -> tuple[int, int]:
-        """(stage, index in its stack) of a MoE layer of the model."""
+        """Returns (stage, index in its stack) for a MoE layer of the model."""
         return next((p, layer - layers[0]) for p, layers in enumerate(self.layers_of_stages) if layer in layers)
 
     @property
@@ -143,7 +144,7 @@ class StateSplit:
 
     @property
     def unit_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of an expert's state by dtype, ``[V, N, w]`` each."""
+        """Shapes of one expert's state by dtype, ``[V, N, w]`` each."""
         _, _, num_ranks, _, size = self._expert_shape
         return {
             dtype: jax.ShapeDtypeStruct((len(names), num_ranks, size), dtype)
@@ -152,11 +153,11 @@ class StateSplit:
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of an expert's state."""
+        """Bytes of one expert's state, over all ranks."""
         return sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in self.unit_shapes.values())
 
     def by_stage(self, chosen_LK: Int[np.ndarray, "layers K"]) -> Int[np.ndarray, "P L K"]:
-        """Chosen classes ``[P, L, K]``; zeros in layers that are padding."""
+        """Arranges chosen classes by stage, ``[P, L, K]``; padding layers get zeros."""
         num_stages, num_layers = self._expert_shape[:2]
         chosen_PLK = np.zeros((num_stages, num_layers, chosen_LK.shape[-1]), chosen_LK.dtype)
         for stage, layers in enumerate(self.layers_of_stages):
@@ -164,14 +165,14 @@ class StateSplit:
         return chosen_PLK
 
     def new_blocks(self, k: int) -> dict[str, np.ndarray]:
-        """Uninitialized blocks for K experts of every layer, see ``Snapshot``."""
+        """Allocates uninitialized blocks for K experts of every layer, see ``Snapshot``."""
         return {
             dtype: np.empty((self.num_layers, k, *shape.shape), shape.dtype)
             for dtype, shape in self.unit_shapes.items()
         }
 
     def view(self, blocks: Mapping[str, np.ndarray], name: str) -> Shaped[np.ndarray, "layers N K w"]:
-        """A view of the blocks of an array, ``[layers, N, K, w]``."""
+        """Returns one array's values as a view into the blocks, ``[layers, N, K, w]``."""
         dtype = str(self.shapes[name].dtype)
         block, index = blocks[dtype], self.names_of_type[dtype].index(name)
         view = block[:, :, index].transpose(0, 2, 1, 3)
@@ -181,14 +182,14 @@ class StateSplit:
     def put(
         self, blocks: Mapping[str, np.ndarray], name: str, array_PLNKw: np.ndarray, index: tuple[slice, ...] = ()
     ) -> None:
-        """Writes an array of chosen experts ``[P, L, N, K, w]``, or its slice at ``index``, into blocks."""
+        """Writes one array of the chosen experts, ``[P, L, N, K, w]`` or its slice at ``index``, into the blocks."""
         stages, _, *rest = index or (slice(None),) * 5
         view = self.view(blocks, name)
         for layers, array in zip(self.layers_of_stages[stages], array_PLNKw, strict=True):
             view[layers.start : layers.stop][(slice(None), *rest)] = array[: len(layers)]
 
     def host_snapshot(self, state: Any, chosen_LK: Int[np.ndarray, "layers K"]) -> Snapshot:
-        """The snapshot of a state on the host; its dense part is not copied."""
+        """Makes a snapshot of a state that is on the host; the dense part is shared, not copied."""
         arrays, blocks = by_name(state), self.new_blocks(chosen_LK.shape[-1])
         index = self.by_stage(chosen_LK)[:, :, None, :, None]
         for name in self.expert_names:
@@ -196,13 +197,13 @@ class StateSplit:
         return Snapshot({name: arrays[name] for name in self.dense_shapes}, blocks, chosen_LK)
 
     def join(self, dense: Mapping[str, np.ndarray], blocks: Mapping[str, np.ndarray]) -> Any:
-        """The state, from a dense part and from blocks of all experts in order of class."""
+        """Reassembles the state from its dense part and the blocks of all experts, in order of class."""
         experts = {name: self._expert_array(blocks, name) for name in self.expert_names}
         arrays = [experts[name] if name in experts else dense[name] for name in self.shapes]
         return jax.tree.unflatten(jax.tree.structure(self.abstract), arrays)
 
     def _expert_array(self, blocks: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-        """An array ``[P, L, N, E, w]``, from blocks of all experts."""
+        """Reassembles one expert array, ``[P, L, N, E, w]``; padding layers are zeros."""
         view, shape = self.view(blocks, name), self.shapes[name]
         array = np.zeros(shape.shape, shape.dtype)
         for stage, layers in enumerate(self.layers_of_stages):
@@ -210,9 +211,9 @@ class StateSplit:
         return array
 
     def bytes_per_rank(self, k: int) -> list[list[int]]:
-        """Bytes of the dense part and K experts of every layer by stage and rank, ``[P][N]``.
+        """Computes the bytes of a checkpoint of K experts a layer, by stage and rank, ``[P][N]``.
 
-        What all ranks share counts for rank 0.
+        Arrays that all ranks share count for rank 0.
         """
         num_bytes = {name: math.prod(leaf.shape) * leaf.dtype.itemsize for name, leaf in self.dense_shapes.items()}
         total = sum(size for name, size in num_bytes.items() if name in self.ranked_names)

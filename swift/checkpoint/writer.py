@@ -1,4 +1,7 @@
-"""Writing a checkpoint: arrays, which are read back, then the manifest, then the rename that makes it count."""
+"""Saves a checkpoint: writes the arrays, reads them back, writes the manifest, and renames the directory.
+
+The rename makes the checkpoint count; a save that is interrupted before it leaves the earlier checkpoints as they were.
+"""
 
 import errno
 import math
@@ -33,17 +36,17 @@ from swift.checkpoint.units import Snapshot, StateSplit, Unit, shape_text
 from swift.files import sync_directory
 
 RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)
-"""Seconds before each new attempt of a failed save; after the last one, the run waits until the next save is due."""
+"""Pauses before each new attempt of a failed save, s; after the last one, the run goes on to the next save."""
 
 
 class WrittenArrays(NamedTuple):
-    """Digests of a save that is on the disk, and found right.
+    """Digests of the arrays that a save has written and verified.
 
     Attributes:
-        files: digests of the files of each stored array, by its name.
+        files: digests of each stored array's files, by array name.
         common: digests of the files that all arrays need.
-        dense: digests of the values of arrays of the dense part, by name; empty ones, which are not stored, have none.
-        units: digests of the values of experts.
+        dense: digests of each dense array's values, by name; empty arrays are not stored and have none.
+        units: digests of each expert's values.
     """
 
     files: Mapping[str, Files]
@@ -63,7 +66,7 @@ def save_checkpoint(
     extra: Mapping[str, Any],
     num_kept: int,
 ) -> Manifest:
-    """Saves a snapshot, verifies the files against memory, then removes what is no longer needed.
+    """Saves a snapshot, verifies the files against memory, then removes checkpoints that are no longer needed.
 
     Args:
         directory: directory of all checkpoints of a run.
@@ -71,7 +74,7 @@ def save_checkpoint(
         snapshot: snapshot of the state.
         split: division of the state.
         ledger: ledger as of the snapshot; its copies are older and still on the disk.
-        identity: settings that a run has to share to read it, by name; JSON.
+        identity: settings by name that a run must share to read the checkpoint; JSON.
         extra: other state, such as the loader's; JSON.
         num_kept: number of checkpoints to keep.
 
@@ -110,13 +113,13 @@ def finish_save(
     extra: Mapping[str, Any],
     num_kept: int,
 ) -> Manifest:
-    """Writes the manifest of a save, whose files are there, renames it, and removes what is no longer needed.
+    """Writes the manifest of a save, renames its directory, and removes checkpoints that are no longer needed.
 
-    The other arguments are those of ``save_checkpoint``.
+    See ``save_checkpoint`` for the other arguments.
 
     Args:
-        written: what is on the disk.
-        chosen_LK: classes that are saved.
+        written: digests of the arrays, which are on the disk and verified.
+        chosen_LK: classes that are saved, ``[L, K]``.
 
     Raises:
         OSError: the manifest could not be written, or the directory not renamed.
@@ -142,7 +145,7 @@ def finish_save(
 
 
 def _remove_older(directory: Path, step: int, num_kept: int) -> None:
-    """Removes what a new checkpoint replaces; what cannot be removed now is removed after the next one."""
+    """Removes what a new checkpoint replaces. Files that cannot be removed now are removed after the next save."""
     with suppress(OSError):
         delete_old(directory, num_kept)
         remove_set_aside(directory, step)
@@ -151,13 +154,15 @@ def _remove_older(directory: Path, step: int, num_kept: int) -> None:
 def check_written(
     path: Path, arrays: Mapping[str, np.ndarray], contents: Mapping[str, str], files_by_array: Mapping[str, Files]
 ) -> None:
-    """Raises OSError where an array on the disk differs from that in memory, before any older checkpoint is removed.
+    """Raises OSError if an array on the disk differs from the one in memory.
+
+    Callers check this before they remove an older checkpoint.
 
     Args:
         path: directory of the checkpoint.
         arrays: arrays in memory, by name.
-        contents: digests of their values, taken before they were written.
-        files_by_array: digests of their files, read after they were written.
+        contents: digests of the arrays' values, taken before they were written.
+        files_by_array: digests of the arrays' files, read back from the disk.
     """
     for name, array in arrays.items():
         reason = wrong_values(path, {name: shape_text(array)}, contents[name], files_by_array[name])
@@ -166,14 +171,14 @@ def check_written(
 
 
 def _unit_content(unit: Unit, unit_arrays: Mapping[str, np.ndarray], contents: Mapping[str, str]) -> str:
-    """Digest of an expert's values; already known where they are of one dtype."""
+    """Returns the digest of an expert's values, which is already known if they have a single dtype."""
     if len(unit_arrays) == 1:
         return contents[unit_array(unit, *unit_arrays)]
     return array_digest(unit_arrays.values())
 
 
 def _named_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
-    """All arrays by name but empty ones, such as the placement of a model without experts."""
+    """Returns all arrays by name but empty ones, such as the placement of a model without experts."""
     arrays = {name: array for name, array in snapshot.dense.items() if array.size}
     for unit, unit_arrays in snapshot.experts():
         arrays |= {unit_array(unit, dtype): array for dtype, array in unit_arrays.items()}
@@ -181,7 +186,7 @@ def _named_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 
 def _by_array(files: Files, arrays: Collection[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """(the files of each array, those that all arrays need)."""
+    """Divides files into (the files of each array, the files that all arrays need)."""
     files_by_array: dict[str, dict[str, str]] = {name: {} for name in arrays}
     common: dict[str, str] = {}
     names = {f"{ARRAYS}/{files_of(name)}": name for name in arrays}
@@ -209,6 +214,6 @@ def _copies(step: int, split: StateSplit, ledger: Ledger, written: WrittenArrays
 
 
 def _sync_directories(path: Path) -> None:
-    """Syncs all directories, so that the names of the files are on the disk, too."""
+    """Syncs all directories: without this, a power failure may lose the names of files whose content is on the disk."""
     for directory in (path, *(below for below in path.rglob("*") if below.is_dir())):
         sync_directory(directory)
