@@ -1,9 +1,10 @@
-"""Training by real processes, one for each worker or expert rank, that may die and return.
+"""Elastic training: one process per worker or expert rank, any of which may die and be restarted during the run.
 
-``membership`` decides which processes form each generation and how the run recovers; ``coordinator`` carries that out;
-``worker`` trains; ``services`` write checkpoints and compile programs ahead; ``transport`` starts processes and carries
-messages within and between nodes; ``state`` outlives processes; ``reporting`` records what happens.
+A *generation* is a fixed set of processes that train together. When a process fails or rejoins, the run forms the next
+generation. ``membership`` decides who is in it and how the run recovers; ``coordinator`` carries out those decisions;
+``worker`` trains; ``services`` write checkpoints and compile programs in advance; ``transport`` starts processes and
+carries messages within and between nodes; ``state`` is what outlives a process; ``reporting`` records what happens.
 
-The groups of processes that JAX forms are here: ``jax_group``, ``accelerators`` for groups that hold GPUs or TPU chips,
-and ``device_probe``, which finds out what a machine has.
+This package itself has the JAX process groups: ``jax_group``, ``accelerators`` for groups on GPUs or TPU chips, and
+``device_probe``, which detects the devices of a machine.
 """

@@ -1,17 +1,17 @@
-"""Detection of failed processes by their deadlines: silent or late ones, and killed ones that do not die.
+"""Failure detection by deadlines: finds processes that are silent or late, and killed processes that do not die.
 
-The exit of a process is detected where its parent collects it, see ``swift.elastic.transport.children``.
+The exit of a process is detected by its parent, which collects the exit status: ``swift.elastic.transport.children``.
 
-A process in a system call that does not return (state D) cannot be killed: after ``Deadlines.dying`` it is retired, and
-the next generation forms without it. Nothing that it may still do can harm the run:
+A process in a system call that does not return (state D) cannot be killed. After ``Deadlines.dying`` the supervisor
+retires it, and the next generation forms without it. A retired process can no longer harm the run:
 
-- Once SIGKILL was sent, it runs no further instruction of its own. The kernel may complete the system call: a write to
-  a file under a temporary name, which is never renamed. Its sockets and memory belong to the old generation, which no
-  other process still uses.
-- If the signal has not reached it because its node does not respond either, it is alone: the others have left the
-  generation and closed their sockets, so it can finish no iteration that needs them. The next generation has new
-  sockets, its own coordination service and devices, and admits its members only. Messages of a retired process are
-  ignored; states that it keeps have the stamp of an older generation and belong to a process that is never restarted.
+- Once SIGKILL has arrived, the process runs no further instruction. The kernel may still complete the system call, but
+  files are written under temporary names, and this one is never renamed. Sockets and memory of the process belong to
+  the old generation, which nobody uses any more.
+- If SIGKILL has not arrived because the node does not respond either, the process is alone: the other members have left
+  the generation and closed their sockets, so it cannot finish an iteration with them. The next generation has new
+  sockets, its own coordination service and devices, and admits only its members. Messages of a retired process are
+  ignored; the states that it stores have the stamp of an older generation, and it is never restarted to offer them.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ from swift.elastic.membership.status import Generation, ProcessState, ProcessSta
 
 
 class Stall(NamedTuple):
-    """End of a generation of which no single member is known to have failed.
+    """The end of a generation for which no single member can be blamed.
 
     Attributes:
         reason: cause, in a few words.
-        deadline: name of the deadline that all of them have exceeded; empty if there is none.
+        deadline: name of the deadline that all members have exceeded; empty if there is none.
     """
 
     reason: str
@@ -34,13 +34,16 @@ class Stall(NamedTuple):
 
 
 def unkillable(run: RunStatus, time: float) -> list[ProcessStatus]:
-    """Returns the processes that were killed and have not died in time."""
+    """Returns the processes that were killed but have not died within ``Deadlines.dying``."""
     limit_s = run.deadlines.dying
     return [status for status in run.statuses.values() if status.is_dying and time - status.killed > limit_s]
 
 
 def overdue(run: RunStatus, time: float) -> Iterator[Kill]:
-    """Yields the processes to kill; members of a generation that is about to end have no deadline in it."""
+    """Yields the processes that have missed a deadline and are to be killed.
+
+    Members of a generation that is ending anyway, because a member has died or is dying, have no deadline in it.
+    """
     limits, generation = run.deadlines, run.generation
     for status in run.statuses.values():
         if status.state is ProcessState.STARTING and not status.is_dying and time - status.seen > limits.start:
@@ -58,7 +61,7 @@ def overdue(run: RunStatus, time: float) -> Iterator[Kill]:
 
 
 def _behind(run: RunStatus, generation: Generation, waited_s: float) -> Iterator[Kill]:
-    """Yields the members that are behind the others, in a live generation without progress."""
+    """Yields the members that hold up a live generation: the others already wait in a later iteration."""
     if waited_s <= run.deadlines.progress:
         return
     newest = max(status.entered for status in run.members_of(generation))
@@ -68,10 +71,11 @@ def _behind(run: RunStatus, generation: Generation, waited_s: float) -> Iterator
 
 
 def _late(run: RunStatus, generation: Generation, waited_s: float) -> Iterator[Kill]:
-    """Yields the members that the others wait for to form a generation."""
+    """Yields the members that hold up the forming of a generation."""
     limits = run.deadlines
     if unformed(run, generation, generation.since + waited_s):
         return
+    # Nobody can connect before every member has left the old generation, so leaving is what to wait for first.
     for member in generation.not_departed or generation.not_formed:
         limit_s = limits.progress if member in generation.linked else limits.forming
         if waited_s > limit_s:
@@ -79,10 +83,10 @@ def _late(run: RunStatus, generation: Generation, waited_s: float) -> Iterator[K
 
 
 def unformed(run: RunStatus, generation: Generation, time: float) -> Stall | None:
-    """Returns the end of a generation that all members are late to form; None if some are not, or none is.
+    """Returns a stall if all members are late to form a generation; None if only some are late, or none.
 
-    Any of them may be the one for which the others wait, or all have the same trouble. Where a death restarts all,
-    no single one is to take the blame.
+    If all are late, any of them may be the one that blocks the others, or all may have the same problem. Where a death
+    restarts all processes, blaming one of them would be a guess.
     """
     waited_s, limits, members = time - generation.since, run.deadlines, generation.form.members
     is_any_further = generation.is_live or generation.not_departed or generation.member_states

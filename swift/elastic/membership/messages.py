@@ -1,11 +1,12 @@
-"""The language of a run's membership: its processes and their states, the commands to them, and the events.
+"""The vocabulary of membership: identities of processes and states, commands, and events.
 
-Identities come first: ``Process``, ``Member``, the ``StateId`` of a state, and the stages that the processes present
-can serve. The supervisor carries out a ``Command`` of the membership, and reports every ``Event``: what it observes
-itself, and messages of processes.
+Identities come first: ``Process``, ``Member`` and ``StateId``, with functions that tell which stages a set of processes
+can serve. The supervisor carries out every ``Command`` of the membership, and reports every ``Event``: its own
+observations and the messages of processes.
 
-``member`` is the process that an event is about, or the sender of a message; ``number`` is the number of a generation;
-``time`` is when the event was observed or received, in seconds of any monotonic clock.
+Fields that many events and commands share: ``member`` is the process that an event is about, or the sender of a
+message; ``number`` is the number of a generation; ``time`` is when the supervisor observed the event or received the
+message, in seconds of any monotonic clock.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,11 +18,11 @@ from swift.topology import Topology, Worker
 
 
 class Process(NamedTuple):
-    """A process of a run, through all its restarts: a whole worker, or one of its expert ranks.
+    """A process of a run, identified across restarts: a whole worker, or one expert rank of a worker.
 
     Attributes:
         worker: (pipeline, stage).
-        rank: expert rank; 0 if the process has all of them.
+        rank: expert rank; 0 if the process holds all expert ranks.
     """
 
     worker: Worker
@@ -32,21 +33,22 @@ class Process(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One incarnation of a process; ``incarnation`` grows by one with every restart."""
+    """One incarnation of a process; ``incarnation`` increases by one with every restart."""
 
     process: Process
     incarnation: int
 
 
 class StateId(NamedTuple):
-    """Identity of a state: states of the same stage with the same stamp are equal, bit for bit.
+    """Stamp of a training state: two copies of a stage's state with the same stamp are equal, bit for bit.
 
-    After a failure an iteration may be run again by other members, whose sums have another order: that gives another
-    state. A newer generation resumes from a state of those before, so stamps are ordered as states are computed.
+    The iteration alone would not identify a state. After a failure an iteration may be re-run by other members, who add
+    floating-point numbers in another order and so get another result. A generation always resumes from a state of an
+    earlier one, so the order of stamps is the order in which states were computed.
 
     Attributes:
-        generation: generation that computed or restored it.
-        step: last iteration that it contains.
+        generation: generation that computed or restored the state.
+        step: last iteration that the state contains.
     """
 
     generation: int
@@ -54,11 +56,11 @@ class StateId(NamedTuple):
 
 
 class ShardLayout(NamedTuple):
-    """The division of a state into slices, one for each rank, in a run whose number of ranks may change.
+    """How the state of an elastic run is sharded: one slice per rank, where the number of ranks may change.
 
     Attributes:
-        processes: owners of the slices, in the order of their ranks.
-        generations: consecutive generations that ran with this layout without losing state.
+        processes: owners of the slices, in rank order.
+        generations: consecutive generations that used this layout without losing state.
     """
 
     processes: tuple[Process, ...]
@@ -66,11 +68,11 @@ class ShardLayout(NamedTuple):
 
 
 FoundSlices = frozenset[tuple[Process, StateId]]
-"""(owner, state) of slices that are kept elsewhere than by their owner."""
+"""Pairs (owner, state) of slices that exist as copies, outside the process that owns them."""
 
 
 def processes_of(topology: Topology, *, by_rank: bool = False) -> tuple[Process, ...]:
-    """Returns all processes of a run, one for each worker or one for each expert rank.
+    """Returns all processes of a run: one per worker, or with ``by_rank`` one per expert rank.
 
     >>> [str(process) for process in processes_of(Topology(1, 2, 2), by_rank=True)]
     ['0:0', '0:0 rank 1', '0:1', '0:1 rank 1']
@@ -80,7 +82,7 @@ def processes_of(topology: Topology, *, by_rank: bool = False) -> tuple[Process,
 
 
 def complete_workers(processes: Collection[Process], present: Collection[Process]) -> frozenset[Worker]:
-    """Returns the workers all of whose processes are present."""
+    """Returns the workers that have all of their processes."""
     available = frozenset(present)
     return frozenset(worker for worker, _ in processes) - {
         process.worker for process in processes if process not in available
@@ -94,10 +96,10 @@ def lost_stages(
     is_elastic: bool = False,
     own_cut: ChunkAssignment = DEFAULT_ASSIGNMENT,
 ) -> tuple[int, ...]:
-    """Returns the stages without any complete worker; in an elastic run, without any process.
+    """Returns the stages that no complete worker can serve; in an elastic run, that no process can serve.
 
-    Where pipelines are cut differently, also the stages that hold a chunk, in whichever pipeline, that no complete
-    worker holds.
+    If pipelines cut the layers differently, a stage is also lost when one of its chunks, in any pipeline, has no
+    complete worker that holds it.
 
     >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 0)), Process((1, 0))])
     (1,)
@@ -117,13 +119,13 @@ def lost_stages(
 def covers_all_stages(
     processes: Collection[Process], holders: Collection[Process], cut: ChunkAssignment = DEFAULT_ASSIGNMENT
 ) -> bool:
-    """Returns whether complete workers among the processes that have their parts of a state have all of it.
+    """Returns whether the complete workers among the holders have a whole state between them.
 
-    Where pipelines are cut differently they need not be of every stage: one may have the chunks of several.
+    If pipelines cut the layers differently, they need not cover every stage: one worker may hold the chunks of several.
 
     Args:
         processes: all processes of the run.
-        holders: those that have their parts.
+        holders: processes that have their part of the state.
         cut: workers that hold each chunk in this state.
 
     >>> processes = processes_of(Topology(2, 2))
@@ -141,12 +143,12 @@ def newest_common_state(
     held_by: Mapping[Process, frozenset[StateId]],
     cut_of: Callable[[int], ChunkAssignment] = lambda generation: DEFAULT_ASSIGNMENT,  # noqa: ARG005
 ) -> StateId | None:
-    """Returns the newest state of which members have all parts; None if there is none.
+    """Returns the newest state that members can assemble from their parts; None if there is none.
 
     Args:
         processes: all processes of the run.
-        held_by: states of which each member has its part.
-        cut_of: function that returns the workers that hold each chunk in a generation's states.
+        held_by: for each member, the states that it has its part of.
+        cut_of: maps a generation to the workers that hold each chunk in its states.
 
     >>> processes = processes_of(Topology(2, 2))
     >>> held = [{StateId(1, 5), StateId(1, 6)}, {StateId(1, 5)}, {StateId(1, 4), StateId(1, 5)}, {StateId(0, 9)}]
@@ -164,10 +166,10 @@ class FormGeneration(NamedTuple):
     """Command to all members: leave the current generation and join this one; each answers ``Departed``.
 
     Attributes:
-        number: number of the generation, larger than any before.
-        members: its members, sorted by process.
+        number: number of the new generation, larger than all earlier ones.
+        members: members of the new generation, sorted by process.
         after: iteration to finish before leaving; None: abort the current iteration at once.
-        cut: workers that hold each block while it runs; False: as in the run.
+        cut: workers that hold each block in the new generation; falsy: the run's own cut.
     """
 
     number: int
@@ -177,17 +179,17 @@ class FormGeneration(NamedTuple):
 
     @property
     def stays_connected(self) -> bool:
-        """Returns whether the members keep the connections and devices of the live generation, which has the same."""
+        """Whether connections and devices are kept: only blocks move, between the members of the live generation."""
         return bool(self.cut)
 
 
 class PreloadPrograms(NamedTuple):
-    """Command to all members of a live generation: load the programs of the next one as they run; answer ``Loaded``.
+    """Command to all members of a live generation: load the next one's programs while training; answer ``Loaded``.
 
     Attributes:
         number: number of the live generation.
-        members: its members, which will be those of the next one.
-        cut: workers that will hold each block.
+        members: members of the live generation, and of the next one.
+        cut: workers that will hold each block in the next generation.
     """
 
     number: int
@@ -196,21 +198,22 @@ class PreloadPrograms(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Command to all members, once every one has left: connect to each other; each answers ``Formed``."""
+    """Command to all members, sent once all have left the old generation: connect; each answers ``Formed``."""
 
     number: int
     members: tuple[Member, ...]
 
 
 class ActivateGeneration(NamedTuple):
-    """Make a generation live that all members have formed; the supervisor reports ``CheckpointsListed``.
+    """Makes a generation live, once all members have formed it; the supervisor reports ``CheckpointsListed``.
 
     Attributes:
+        number: number of the generation.
         stamp: state to resume from; None: the members have no common state.
         holders: members that have this state; the others copy it from a peer.
         layout: layout of this state if it has to be resharded before the members can use it; None otherwise.
-        is_whole: whether all slices of the state exist; otherwise some have to come from older states.
-        cut: workers that hold each block of this state; False: as in the run.
+        is_whole: whether all slices of the state exist; otherwise older states have to fill the gaps.
+        cut: workers that hold each block of this state; falsy: the run's own cut.
     """
 
     number: int
@@ -222,17 +225,18 @@ class ActivateGeneration(NamedTuple):
 
 
 class RestoreState(NamedTuple):
-    """Load the newest checkpoint for the members of a generation; report ``Restored``."""
+    """Loads the newest checkpoint for the members of a generation; the supervisor reports ``Restored``."""
 
     number: int
 
 
 class ReshardState(NamedTuple):
-    """Reshard a state for the members of a generation; report ``Restored``.
+    """Reshards a state for the members of a generation; the supervisor reports ``Restored``.
 
     Attributes:
+        number: number of the generation.
         stamp: state to reshard.
-        layout: its present layout.
+        layout: present layout of the state.
     """
 
     number: int
@@ -241,12 +245,12 @@ class ReshardState(NamedTuple):
 
 
 class StartGeneration(NamedTuple):
-    """Command to all members: run.
+    """Command to all members: start training.
 
     Attributes:
-        go: command that made the generation live: its state, and which members have it.
-        written: last iteration whose record is written.
-        is_restored: whether the state was loaded or resharded, and is among every member's snapshots.
+        go: command that made the generation live: the state to resume from, and which members have it.
+        written: last iteration whose record has been written to the log.
+        is_restored: whether the state was loaded or resharded, and so is among the snapshots of every member.
     """
 
     go: ActivateGeneration
@@ -255,56 +259,56 @@ class StartGeneration(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """Kill a process if it still exists; ``Died`` follows, or eventually ``Retire``."""
+    """Kills a process if it still exists; ``Died`` follows, or ``Retire`` if the process does not die."""
 
     member: Member
     reason: str
 
 
 class Retire(NamedTuple):
-    """Treat a killed process that does not die as dead; never restart it, nor start anything else on its node."""
+    """Gives up on a killed process that does not die: never restart it, nor start anything else on its node."""
 
     member: Member
     reason: str
 
 
 class StartProcess(NamedTuple):
-    """Restart a dead process; report ``Started``."""
+    """Restarts a dead process; the supervisor reports ``Started``."""
 
     process: Process
 
 
 class RestartAll(NamedTuple):
-    """Kill and restart all processes: the one at fault cannot be identified."""
+    """Kills and restarts all processes, for instance because the one at fault cannot be identified."""
 
     reason: str
 
 
 class StageLost(NamedTuple):
-    """Report that no process is left to serve these stages, or layers of them; the next generation waits for one."""
+    """Reports that no process is left for these stages, or for layers of them: training waits until one rejoins."""
 
     stages: tuple[int, ...]
 
 
 class ExcludeProcess(NamedTuple):
-    """Report that a process is restarted no more: the others continue without it."""
+    """Reports that a process has used up its restarts, and that the others continue without it."""
 
     process: Process
     reason: str
 
 
 class AbortRun(NamedTuple):
-    """Stop the run: a process dies repeatedly at its start, and the others cannot continue without it."""
+    """Stops the run: a process dies repeatedly at its start, and the others cannot continue without it."""
 
     process: Process
     reason: str
 
 
 class StopRun(NamedTuple):
-    """Stop the run: it cannot continue.
+    """Stops the run, because it cannot continue.
 
     Attributes:
-        reason: reason.
+        reason: why, for the user.
         remedy: what the user can do; None: resume from the newest checkpoint.
     """
 
@@ -328,7 +332,7 @@ class Started(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A process waits for the next generation. ``number``: the one that it could not continue, or 0."""
+    """A process waits for the next generation; ``number`` is the one that it could not continue, 0 if there is none."""
 
     member: Member
     time: float
@@ -340,7 +344,7 @@ class Died(NamedTuple):
 
     Attributes:
         reason: cause, in a few words.
-        is_own: whether the process itself failed, rather than the node that it ran on.
+        is_own: whether the process itself failed, rather than its node.
     """
 
     member: Member
@@ -350,7 +354,7 @@ class Died(NamedTuple):
 
 
 class Departed(NamedTuple):
-    """A member has left the generation before ``number``, and has kept its part of the state."""
+    """A member has stored its part of the state and left the old generation, to join generation ``number``."""
 
     member: Member
     number: int
@@ -361,8 +365,8 @@ class Formed(NamedTuple):
     """A member is connected to the others and ready to run.
 
     Attributes:
-        states: states of which it has its part; empty if none.
-        known_slices: further slices whose location it knows.
+        states: states that the member has its part of; may be empty.
+        known_slices: copies of other processes' slices that the member knows of.
     """
 
     member: Member
@@ -376,9 +380,9 @@ class Heartbeat(NamedTuple):
     """A heartbeat of a process, with its progress.
 
     Attributes:
-        number: generation that it runs; 0: none.
-        entered: newest iteration, from 1, that it has begun in this generation; 0: none yet.
-        finished: newest iteration that it has finished; 0: none yet.
+        number: generation that the process runs; 0: none.
+        entered: newest iteration, counted from 1, that the process has begun in this generation; 0: none yet.
+        finished: newest iteration that the process has finished; 0: none yet.
     """
 
     member: Member
@@ -391,7 +395,7 @@ class Heartbeat(NamedTuple):
 class PhaseTimed(NamedTuple):
     """The time that a member took for one phase of the transition between two generations.
 
-    Phase ``connect`` also means that it is connected to all the others: from then on it may have to compile.
+    The end of phase ``connect`` also starts a longer deadline: from then on the member may have to compile.
 
     Attributes:
         number: generation that is being formed.
@@ -407,18 +411,18 @@ class PhaseTimed(NamedTuple):
 
 
 PHASES = ("leave", "connect", "load_program", "state", "first_step")
-"""Phases of a transition, from ``FormGeneration`` to the end of a member's first iteration: keeping its state on the
-host and dropping its devices, connecting to the others, loading or compiling the program, restoring the state on the
-devices, and running one iteration."""
+"""Phases of a transition, from ``FormGeneration`` to the end of a member's first iteration: copying the state to the
+host and releasing the devices, connecting to the other members, loading or compiling the program, restoring the state
+on the devices, and running one iteration."""
 
 
 class RecutFailed(NamedTuple):
     """A member cannot take part in a move of blocks.
 
     Attributes:
-        number: generation with these blocks, which it cannot form, so that it waits for another; or the one that it
-            runs, and goes on to run, as it was to load the programs ahead.
-        reason: reason, in a few words.
+        number: the new generation if the member could not form it, and now waits for another; or the live generation
+            if the member could not preload the programs, and keeps training.
+        reason: cause, in a few words.
     """
 
     member: Member
@@ -428,10 +432,10 @@ class RecutFailed(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A member has loaded the programs that were to be loaded ahead; or cannot, and will as it forms the generation.
+    """A member has preloaded the programs of the next generation, or could not and will load them as that one forms.
 
     Attributes:
-        number: generation that it runs meanwhile.
+        number: live generation, which the member keeps running meanwhile.
     """
 
     member: Member
@@ -440,7 +444,7 @@ class Loaded(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A member has run all its iterations of this generation."""
+    """A member has run all iterations of this generation."""
 
     member: Member
     number: int
@@ -448,14 +452,14 @@ class Done(NamedTuple):
 
 
 class FaultInjected(NamedTuple):
-    """A fault was injected into a process: its death does not count towards the limit of restarts."""
+    """A fault was injected into a process, so its death does not count towards the restart limit."""
 
     member: Member
     time: float
 
 
 class ClockJumped(NamedTuple):
-    """The supervisor was suspended, and has not yet read the messages sent meanwhile."""
+    """The supervisor was suspended, and has not yet read the messages that were sent meanwhile."""
 
     time: float
 
@@ -465,9 +469,9 @@ class CheckpointsListed(NamedTuple):
 
     Attributes:
         newest: iteration of the newest checkpoint; None: there is none.
-        is_full: whether it is sound and holds the state of every expert after that iteration.
+        is_full: whether that checkpoint is intact and has every expert's state after that iteration.
         is_busy: whether a save or a load is still in progress.
-        written: last iteration whose record is written.
+        written: last iteration whose record has been written to the log.
     """
 
     time: float
@@ -478,11 +482,11 @@ class CheckpointsListed(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The state for a generation, loaded from a checkpoint or resharded, is among every member's snapshots.
+    """The state for a generation was loaded or resharded, and is now among the snapshots of every member.
 
     Attributes:
-        stamp: stamp of the state, with the generation that waits for it.
-        written: last iteration whose record is written.
+        stamp: stamp of the state; its generation is the one that waits for the state.
+        written: last iteration whose record has been written to the log.
     """
 
     stamp: StateId
@@ -491,10 +495,10 @@ class Restored(NamedTuple):
 
 
 class RestoreFailed(NamedTuple):
-    """A state could be neither loaded nor resharded.
+    """The state for a generation could not be loaded or resharded.
 
     Attributes:
-        number: generation that waits for it.
+        number: generation that waits for the state.
         reason: what is lost.
         remedy: what the user can do; None: resume from the newest checkpoint.
     """
@@ -506,13 +510,13 @@ class RestoreFailed(NamedTuple):
 
 
 class RecutReady(NamedTuple):
-    """The survivors of some failures would be faster with other blocks, and the programs for that are prepared.
+    """A better cut for the survivors of some failures was found, and its programs are compiled.
 
     Attributes:
         failed: workers that are down.
-        cut: workers that hold each block.
-        gain: share of the planned time of a re-routed iteration that it saves.
-        most_bytes: bytes of state that the worker that gets the most of them has to copy.
+        cut: workers that hold each block in the better cut.
+        gain: planned saving, as a share of the time of a re-routed iteration.
+        most_bytes: bytes of state to copy, for the worker that has to copy the most.
     """
 
     time: float
@@ -527,7 +531,7 @@ class MayRestart:
     """Dead processes may be restarted now.
 
     Attributes:
-        away: seconds since the node of a process was lost, by process, for lost nodes only.
+        away: for each process on a lost node, seconds since the node was lost.
         held_down: processes that fault injection keeps down for now.
     """
 
@@ -537,13 +541,13 @@ class MayRestart:
 
 
 class StopRequested(NamedTuple):
-    """The run is to stop after an iteration that its members finish: nobody else is admitted, and no blocks move."""
+    """The run is to stop once its members finish an iteration: nobody else is admitted, and no blocks move."""
 
     time: float
 
 
 class Tick(NamedTuple):
-    """Everything observed so far has been reported: decide now."""
+    """All observations so far have been reported: decide now."""
 
     time: float
 

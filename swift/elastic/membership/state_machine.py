@@ -1,25 +1,26 @@
-"""The state machine that decides on a run's generations and on its recovery from failures.
+"""The state machine that forms generations and recovers from failures.
 
-The supervisor outlives the workers, so they need no agreement among themselves: it decides, and workers obey. It
-reports everything that it observes to ``Membership.on``, then a ``Tick``, and carries out the returned commands in
-order. Only a ``Tick`` changes the generation: deaths reported before the same ``Tick`` cost one generation together,
-and a heartbeat that waited in a queue still counts.
+The supervisor outlives the workers, so workers need no consensus protocol: the supervisor decides, and workers obey. It
+reports all observations to ``Membership.on``, then a ``Tick``, and carries out the returned commands in order. Only a
+``Tick`` changes the generation: deaths reported before the same ``Tick`` cost one generation together, and a heartbeat
+that waited in a queue still counts.
 
-A generation forms in two rounds. ``FormGeneration`` takes every member out of the generation before; when all have
-answered, ``ActivateGeneration`` makes it live, and ``StartGeneration`` lets the members run once the state to resume
-from is available. A process that may still be running is never left out of a generation: it is killed, and the
-generation waits for its death.
+A generation forms in two rounds. ``FormGeneration`` takes every member out of the old generation. When all have
+answered, ``ActivateGeneration`` makes the new one live, and ``StartGeneration`` lets the members train once the state
+to resume from is available. A process that may still be running is never left out of a generation: the supervisor kills
+it, and the generation waits for its death.
 
-When a member is lost, the others continue re-routed. Once a better cut is prepared for them, and moving pays, they
-load its programs while they run, and then form a generation with it, in which they keep their connections and devices.
-Every other generation has the cuts of the run, so that blocks move back when anything changes.
+When a member is lost, its micro-batches are re-routed to the others. Once a better cut of the layers is prepared for
+the survivors, and moving blocks pays, they load its programs while they train. Then they form a generation with that
+cut, keeping connections and devices. Every other generation uses the run's own cut, so blocks move back when anything
+changes.
 
-Where all are restarted after a death (``--recovery restart``), a process that fails at its start again and again is
-left out, and the others continue without it. Where several fail at the same time, they may have a cause in common, and
-none is to blame. Restarts that bring no progress have a limit, too.
+With ``--recovery restart``, one death restarts all processes. A process that fails at its start again and again is
+excluded, and the others continue without it. If several fail at the same time, they may have a common cause, and none
+is blamed. Restarts without progress have a limit, too.
 
-With one pipeline of one stage and a process for each expert rank, no other process has a rank's slices. Such a run is
-elastic: the ranks that are present continue without lost ones, from a state that is resharded for them. ``_Slices``
+With one pipeline of one stage and one process per expert rank, no other process has a rank's slices. Such a run is
+*elastic*: the remaining ranks continue without the lost ones, from a state that is resharded for them. ``_Slices``
 chooses that state.
 """
 
@@ -85,16 +86,16 @@ from swift.elastic.membership.status import (
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT
 
 _MAX_STALLS = 3
-"""Number of generations of the same processes, one after the other, without any iteration; then the run ends."""
+"""Consecutive generations of the same processes that may end without an iteration; the last of them ends the run."""
 _TOGETHER_S = 1.0
-"""Seconds after the death of a process at its start in which others that fail, too, have failed at the same time."""
+"""Failures within this many seconds after a process died at its start count as simultaneous."""
 _MAX_RERUN = 2
-"""Iterations worth running again to lose no slice: every process keeps the states of its last two only."""
+"""Iterations worth re-running to resume from a complete state; processes store only their last two states."""
 
 
 @dataclass(frozen=True)
 class Membership(RunStatus):
-    """The membership of a run. It is immutable: ``on`` returns the next one."""
+    """The membership of a run: its status and the decisions. Immutable: ``on`` returns the next membership."""
 
     @classmethod
     def of(
@@ -108,8 +109,8 @@ class Membership(RunStatus):
     def on(self, event: Event) -> tuple[Self, Commands]:
         """Returns the membership after an event, and the commands to carry out.
 
-        Only a ``Tick`` changes the generation. Other events are recorded; at most they lead to the end of a process
-        that should not exist, or of the run.
+        Only a ``Tick`` changes the generation. Other events are recorded; the only decisions that they trigger at once
+        are to continue a transition, to kill a process that should not exist, and to stop the run.
         """
         match event:
             case Tick(time):
@@ -141,13 +142,13 @@ class Membership(RunStatus):
                 return self._on_message(event)
 
     def with_clock_reset(self, time: float) -> Self:
-        """Returns the membership with ``time`` as that of its generation's last progress: members wait for others."""
+        """Restarts the progress deadline at ``time``, for members that wait for something that is not their fault."""
         return self if self.generation is None else replace(self, generation=replace(self.generation, since=time))
 
     def _after_tick(self, time: float) -> tuple[Self, Commands]:
         if time < self.paused_until:
             return self, ()
-        # Members that wait for a checkpoint are not late.
+        # Members cannot progress while a checkpoint loads, so that time must not count against their deadlines.
         return (self.with_clock_reset(time) if self.is_waiting else self)._decide(time)
 
     def _decide(self, time: float) -> tuple[Self, Commands]:
@@ -156,6 +157,7 @@ class Membership(RunStatus):
         kills = {kill.member: kill for kill in overdue(self, time)}
         if kills:
             return self._killed(kills, time), tuple(kills.values())
+        # A killed process may still use its sockets and devices: no generation forms until its death is certain.
         if any(status.is_dying for status in self.statuses.values()):
             return self, ()
         generation = self.generation
@@ -168,9 +170,9 @@ class Membership(RunStatus):
         return self._decide_live(generation, time) if generation.is_live else self._decide_forming(generation, time)
 
     def _decide_live(self, generation: Generation, time: float) -> tuple[Self, Commands]:
-        """Admits joiners once all members run, so that a series of joiners still leaves a generation time to work.
+        """Decides for a live generation: end a stall, admit joiners, or move to a better cut.
 
-        If there are none, members take over blocks where that pays.
+        Joiners are admitted only once all members run, so that a series of joiners cannot stop all progress.
         """
         entered = [status.entered for status in self.members_of(generation)]
         if time - generation.since > self.deadlines.progress:
@@ -178,7 +180,8 @@ class Membership(RunStatus):
             stalled, stop = self._after_stall(generation, Stall(reason, "progress"))
             if stop:
                 return stalled, stop
-            # A hanging process does not leave, which identifies it; the others keep their state.
+            # Nobody can be blamed yet. A new generation finds the culprit: a hanging process does not leave the old
+            # one and misses its deadline, while the others store their state as they leave.
             if self.retried != generation.form.number and not self.policy.joins_once:
                 again, commands = stalled._form(time)
                 return replace(again, retried=again.number), commands
@@ -193,7 +196,10 @@ class Membership(RunStatus):
         return self, ()
 
     def _move(self, live: Generation, time: float, better: RecutReady, after: int) -> tuple[Self, Commands]:
-        """Forms a generation with a better cut once its members have loaded the programs, however long that takes."""
+        """Preloads the programs of a better cut, and forms a generation with it once all members have loaded them.
+
+        No deadline applies: the members keep training while they load.
+        """
         ahead = PreloadPrograms(live.form.number, live.form.members, better.cut)
         if live.ahead != ahead:
             return replace(self, generation=replace(live, ahead=ahead, loaded=frozenset())), (ahead,)
@@ -201,11 +207,16 @@ class Membership(RunStatus):
         return self._form(time, after=after, better=better) if is_loaded else (self, ())
 
     def _decide_forming(self, generation: Generation, time: float) -> tuple[Self, Commands]:
-        """Aborts members that do not finish the iteration after which they leave, or not together with the others."""
+        """Decides while a generation forms: make it live, end a stall, or abort a last iteration that takes too long.
+
+        Members may be finishing an iteration before they leave. If that misses its deadline, a new generation is
+        formed whose members leave at once.
+        """
         if not generation.not_formed:
             return self._go_live(generation, time)
         if stall := unformed(self, generation, time):
             return self._restarted_or_ended(generation, stall, time)
+        # Members finish an iteration at about the same time: once one has left, the others get the shorter limit.
         has_left = any(self.statuses[member.process].last_live == self.last_live for member in generation.departed)
         limit_s = self.deadlines.forming if has_left else self.deadlines.progress
         if self.is_finishing_previous(generation) and time - generation.since > limit_s:
@@ -223,16 +234,18 @@ class Membership(RunStatus):
     def _form_next(
         self, generation: Generation, time: float, reason: str, after: int | None = None
     ) -> tuple[Self, Commands]:
-        """Forms a generation that follows another one; where processes join only one, all are restarted before.
+        """Forms the generation that follows another; on accelerators, by restarting all processes first.
 
-        That waits until those that are starting are there, and until all members must have a copy of their state. There
-        is none for joiners once a member has run all its iterations.
+        An accelerator process can join only one generation (``RecoveryPolicy.joins_once``). To admit joiners, the
+        restart waits until all starting processes are ready and all members must have a copy of their state. Once a
+        member has run all its iterations, joiners are not admitted.
         """
         if not self.policy.joins_once:
             return self._form(time, after=after)
         if after is not None:
             is_starting = any(status.state is ProcessState.STARTING for status in self.statuses.values())
             finished = min(status.finished for status in self.members_of(generation))
+            # Two periods, since the copy that was begun at the last multiple may still be in progress.
             has_copies = finished >= (generation.base or 0) + 2 * self.policy.memory_checkpoint_every
             if is_starting or generation.done or not has_copies:
                 return self, ()
@@ -240,7 +253,7 @@ class Membership(RunStatus):
         return self.restarted(reason, time) if any(status.is_alive for status in have_joined) else self._form(time)
 
     def _form(self, time: float, after: int | None = None, better: RecutReady | None = None) -> tuple[Self, Commands]:
-        """Forms a generation of all that are present, with the cuts of the run unless it is to use a better one."""
+        """Forms a generation of all processes that are present, with the run's own cut unless a better one is given."""
         lost = self.unserved_stages
         if lost:
             return self._await_stages(lost, time)
@@ -256,7 +269,10 @@ class Membership(RunStatus):
         return replace(formed, moves=self.moves.after_form(form.number, self.failed_workers, time, better)), (form,)
 
     def _await_stages(self, lost: tuple[int, ...], time: float) -> tuple[Self, Commands]:
-        """Waits for joiners. No member leaves its generation: without the stage it finishes no iteration anyway."""
+        """Ends the generation and waits for joiners, since no process is left for some stages.
+
+        Members are not told to leave: without these stages they cannot finish an iteration anyway.
+        """
         is_new = not set(lost) <= set(self.lost)
         since = self.since if self.generation is None else time
         statuses = [
@@ -266,9 +282,9 @@ class Membership(RunStatus):
         return waiting, (StageLost(lost),) if is_new else ()
 
     def _go_live(self, generation: Generation, time: float) -> tuple[Self, Commands]:
-        """Makes a generation live, from the newest state of which every stage has a complete worker.
+        """Makes a generation live, from the newest state that complete workers hold for every stage.
 
-        A restarted process may hold only an older state than the others.
+        The newest state of all is not enough: a restarted process may hold only an older state than the others.
         """
         number, members = generation.form.number, generation.form.members
         held_by = {member.process: states for member, states in generation.member_states.items()}
@@ -293,7 +309,7 @@ class Membership(RunStatus):
         return replace(self.with_statuses(*live), generation=generation, last_live=number, layouts=layouts), (go,)
 
     def _choose_state(self, listed: CheckpointsListed) -> tuple[Self, Commands]:
-        """Starts a live generation from the newest state that there is: its members', or that of a checkpoint."""
+        """Starts a live generation from the newest available state: that of its members, or a checkpoint."""
         generation = self.generation
         if generation is None or generation.go is None or generation.restoring or generation.base is not None:
             return self, ()
@@ -303,11 +319,11 @@ class Membership(RunStatus):
             if is_lost and newest is None and not listed.is_busy:
                 return self, (StopRun("no process is left that has the state of some stage"),)
             is_better = is_lost
-        else:  # a newer checkpoint is better where either of the two states is incomplete
+        else:  # a newer checkpoint wins, unless it lacks experts while the members' state is whole
             is_better = newest is not None and newest > go.stamp.step and (listed.is_full or not go.is_whole)
         restoring: RestoreState | ReshardState
         if generation.form.cut and (is_better or go.stamp is None):
-            return self._form(listed.time)  # all go back with the cuts of the run, as checkpoints have them
+            return self._form(listed.time)  # checkpoints and initial states have the run's own cut
         if is_better:
             restoring = RestoreState(go.number)
         elif go.stamp is not None and go.layout is not None:
@@ -329,7 +345,7 @@ class Membership(RunStatus):
         return replace(self, generation=replace(generation, since=time, restoring=None, base=base)), (start,)
 
     def _after_start(self, member: Member, time: float) -> Self:
-        """Returns the membership once a new incarnation of a dead process has been started."""
+        """Records that a new incarnation of a dead process was started."""
         last = self.statuses[member.process]
         assert last.state is ProcessState.DEAD, f"{member.process} is started while it is alive"
         assert member.incarnation > last.member.incarnation, "an incarnation is reused"
@@ -337,11 +353,15 @@ class Membership(RunStatus):
         return self.with_statuses(status)
 
     def _on_death(self, death: Died) -> tuple[Self, Commands]:
-        """Returns the membership after a death, and the commands that follow at once."""
+        """Records a death, counts it if the process is to blame, and restarts all processes where the policy says so.
+
+        With ``--recovery restart``, a death at the start is only noted: ``_after_failures`` decides once it is known
+        whether others failed at the same time.
+        """
         member, status = death.member, self.statuses[death.member.process]
         if member != status.member or not status.is_alive:
             return self, ()
-        # A process that is killed together with all others or on purpose, or dies with its node, is not to blame.
+        # Deaths from fault injection, restart-all and node loss do not count: the process did nothing wrong.
         is_to_blame = death.is_own and not status.is_excused and not status.has_injected_fault
         is_quick = not self._has_started(status)
         fresh = replace(status, state=ProcessState.DEAD, is_dying=False, is_excused=False)
@@ -356,10 +376,10 @@ class Membership(RunStatus):
         return blamed, commands
 
     def _after_failures(self, generation: Generation, time: float) -> tuple[Self, Commands]:
-        """Returns the membership once it is known who has failed together with a process that failed at its start.
+        """Blames a process that failed at its start, once it is known that no other failed at the same time.
 
-        One that fails alone is to blame. If several do, the cause may be what they have in common, as a network or a
-        program that needs too much memory: without any of them the others would fail, too.
+        If several fail together, they may have a common cause, such as the network or a program that needs too much
+        memory. Excluding any of them would not help: the others would fail, too.
         """
         first, *other_deaths = self.failed
         if time - first.time <= _TOGETHER_S:
@@ -375,7 +395,7 @@ class Membership(RunStatus):
         return killing, commands + restart_all
 
     def _count_failure(self, death: Died, *, is_quick: bool) -> tuple[Self, Commands]:
-        """Returns the membership in which a death counts, and the report of a process that is restarted no more."""
+        """Counts a death against its process, and excludes it or aborts the run after too many deaths in a row."""
         process = death.member.process
         status = self.statuses[process]
         quick_deaths = status.quick_deaths + is_quick
@@ -387,17 +407,17 @@ class Membership(RunStatus):
         return dead, (ExcludeProcess(process, reason) if dead._fails_alone(process) else AbortRun(process, reason),)
 
     def _has_started(self, status: ProcessStatus) -> bool:
-        """Returns whether an incarnation has got beyond its start.
+        """Returns whether an incarnation has got beyond its start, so that its death is not a failed start.
 
-        Survivors that keep running are not held up by one that fails later. Where all are restarted with it, it has to
-        finish an iteration: a device may be found broken by the first computation.
+        With ``--recovery live`` being live once is enough: a later failure does not hold up the survivors. Where a
+        death restarts all, the process has to finish an iteration, as the first computation may reveal a broken device.
         """
         return bool(status.last_live if self.policy.recovery == "live" else status.last_worked)
 
     def _fails_alone(self, process: Process) -> bool:
-        """Returns whether the others can continue without a process that fails at its start, and do not fail, too.
+        """Returns whether a process that fails at its start can be excluded: the others can run, and do not fail, too.
 
-        Until any generation has finished an iteration, what fails in one process may fail in all.
+        Until some generation has finished an iteration, the cause may be one that makes every process fail.
         """
         if self.policy.recovery == "live" or self.lost_without(
             [candidate for candidate in self.processes if self.has_exhausted_restarts(candidate)]
@@ -407,7 +427,7 @@ class Membership(RunStatus):
         return self.last_worked > 0 or quick_deaths < self.deadlines.max_quick_deaths
 
     def _after_stall(self, generation: Generation, stall: Stall) -> tuple[Self, Commands]:
-        """Returns the membership once a generation ends without an iteration and without blame; maybe the run's end.
+        """Counts a generation that ended without an iteration and without blame; stops the run at ``_MAX_STALLS``.
 
         Args:
             generation: newest generation.
@@ -421,10 +441,11 @@ class Membership(RunStatus):
         return replace(self, stalled=stalled), (StopRun(f"{in_vain}: {stall.reason}{remedy}"),)
 
     def _after_break(self, generation: Generation, reason: str, time: float) -> tuple[Self, Commands]:
-        """Returns the membership once members that all live cannot continue, and maybe the end of the run.
+        """Counts a generation that broke although all its members are alive, and maybe stops the run.
 
-        Connections may fail for a while, and each attempt takes seconds only. So a generation that was never live
-        counts where it is the first that stalls, or that was ``Deadlines.progress`` ago.
+        The network may fail for a while, and each attempt takes only seconds: counting all of them would end the run
+        too early. So a generation that was never live counts only if it is the first that stalled, or if the first was
+        more than ``Deadlines.progress`` ago.
         """
         before = self._stalled_before(generation)
         if before and not generation.is_live and time - before[0].since <= self.deadlines.progress:
@@ -432,24 +453,24 @@ class Membership(RunStatus):
         return self._after_stall(generation, Stall(reason))
 
     def _stalled_before(self, generation: Generation) -> tuple[Generation, ...]:
-        """Returns the generations of the same processes that have stalled since the last iteration of any."""
+        """Returns the generations of the same processes that have stalled since any process finished an iteration."""
         if not self.stalled or self.stalled[0].form.number <= self.last_worked:
             return ()
         now, then = ({process for process, _ in formed.form.members} for formed in (generation, self.stalled[0]))
         return self.stalled if now == then else ()
 
     def _restarted_or_ended(self, generation: Generation, stall: Stall, time: float) -> tuple[Self, Commands]:
-        """Returns the membership once all are restarted without blame, or the run ends, see ``_after_stall``."""
+        """Restarts all processes without blame, or stops the run, see ``_after_stall``."""
         stalled, stop = self._after_stall(generation, stall)
         return (stalled, stop) if stop else stalled.restarted(stall.reason, time)
 
     def restarted(self, reason: str, time: float) -> tuple[Self, Commands]:
-        """Returns the membership in which all live processes are being killed, to be restarted."""
+        """Kills all live processes, to restart them; none of these deaths counts against its process."""
         everyone = [status.member for status in self.statuses.values() if status.is_alive]
         return self._killed(everyone, time, is_excused=True), (RestartAll(reason),)
 
     def _killed(self, members: Collection[Member], time: float, *, is_excused: bool = False) -> Self:
-        """Returns the membership with members being killed; those that were killed before get no more time to die."""
+        """Marks members as being killed; those that were killed before keep their deadline to die."""
         statuses = [self.statuses[member.process] for member in members]
         killed_at = [status.killed if status.is_dying else time for status in statuses]
         return self.with_statuses(
@@ -460,15 +481,15 @@ class Membership(RunStatus):
         )
 
     def _retired(self, late: Collection[ProcessStatus]) -> tuple[Self, Commands]:
-        """Returns the membership without processes that were killed and do not die, see ``failure_detector``."""
+        """Retires processes that were killed and do not die; ``failure_detector`` says why that is safe."""
         reason = f"was killed, and has not died in {self.deadlines.dying:g} s"
         statuses = [replace(status, state=ProcessState.RETIRED, is_dying=False, is_excused=False) for status in late]
         return self.with_statuses(*statuses), tuple(Retire(status.member, reason) for status in late)
 
     def _restarts(self, may: MayRestart) -> Commands:
-        """Returns the processes to start now, or the end of a run in which a stage can never be served again.
+        """Returns commands to restart dead processes, or to stop a run if some stage can never be served again.
 
-        Nothing is started during a recovery: starting a process takes seconds of CPU time that the members need.
+        Nothing is started during a recovery, since a starting process takes seconds of CPU time from the members.
         """
         dead = self.dead
         if not dead or self.failed or self.is_recovering:
@@ -487,7 +508,8 @@ class Membership(RunStatus):
         startable = [
             process for process in dead if not self.has_exhausted_restarts(process) and not may.away.get(process)
         ]
-        # Without a stage no iteration is ever finished, so a process held down until a later one would never return.
+        # Fault injection holds a process down until some iteration. If its stage is lost, no iteration would ever be
+        # finished, and the process would never return: start it now.
         down = may.held_down
         needed = self.lost_without([process for process in dead if process in down or process not in startable])
         return tuple(
@@ -495,9 +517,10 @@ class Membership(RunStatus):
         )
 
     def _on_message(self, message: Message) -> tuple[Self, Commands]:
-        """Returns the membership after a message, and the commands that follow at once.
+        """Records a message, and returns the commands that follow at once.
 
-        A process counted as dead that sends a message was frozen, cut off or retired: it is killed before it does harm.
+        A process that counts as dead and still sends messages was frozen, cut off or retired: it is killed before it
+        does harm.
         """
         member = message.member
         status = self.statuses[member.process]
@@ -505,7 +528,7 @@ class Membership(RunStatus):
             return self, (
                 Kill(member, f"incarnation {member.incarnation} is counted as dead and still sends messages"),
             )
-        if isinstance(message, Heartbeat):  # most messages are: one copy of the status fewer
+        if isinstance(message, Heartbeat):  # by far the most frequent message: saves one copy of the status
             return self._after_heartbeat(status, message), ()
         status = replace(status, seen=message.time)
         heard = self.with_statuses(status)
@@ -529,7 +552,7 @@ class Membership(RunStatus):
                 return heard._after_done(message), ()
 
     def _is_current(self, number: int) -> bool:
-        """Returns whether a generation is the newest, or the one before in which members still finish an iteration."""
+        """Returns whether a generation is the newest, or the previous one while members finish an iteration in it."""
         generation = self.generation
         if generation is None:
             return False
@@ -562,13 +585,17 @@ class Membership(RunStatus):
         )
 
     def _after_heartbeat(self, status: ProcessStatus, beat: Heartbeat) -> Self:
-        """Members of the generation before count as making progress only where the newest waits for their iteration."""
+        """Records a member's progress, and restarts the deadlines of its generation when it has finished an iteration.
+
+        While the next generation forms, this counts only if it waits for the members to finish their iteration.
+        """
         generation = self.generation
         if generation is None or beat.number != self.last_live or status.last_live != self.last_live:
             return self.with_statuses(replace(status, seen=beat.time))
         beaten = replace(status, seen=beat.time, entered=beat.entered, finished=beat.finished)
         updated = self.with_statuses(beaten)
-        # The first heartbeat of a generation tells the iteration after which it runs; none is about to end before that.
+        # The first heartbeat reports the iteration that the generation resumes from, which is not progress. It comes
+        # before the next generation begins to form, so from then on ``status.finished`` is the right baseline.
         finished_before = (generation.base or 0) if generation.is_live else status.finished
         if beat.finished > finished_before and status.last_worked != beat.number:
             worked = replace(beaten, last_worked=beat.number)
@@ -590,7 +617,7 @@ class Membership(RunStatus):
         )
 
     def _after_move(self, generation: Generation, time: float) -> Self:
-        """Returns the membership once a member has its state for a generation: how long moving blocks takes."""
+        """Records how long moving blocks has taken, once a member has its state for the generation."""
         if not generation.form.cut or generation.waiting_since is None:
             return self
         return replace(self, moves=self.moves.after_move(time - generation.waiting_since))
@@ -610,12 +637,12 @@ class Membership(RunStatus):
 
 @dataclass(frozen=True)
 class _Slices:
-    """The slices that exist of the states of an elastic run.
+    """The state slices of an elastic run that still exist.
 
     Attributes:
         layouts: layouts of all generations that were live, the newest last.
-        held_by: states of which each member of a generation has its slice.
-        known_slices: slices known to be kept elsewhere than by their owner.
+        held_by: for each member of a generation, the states that it has its slice of.
+        known_slices: known copies of slices, outside the process that owns them.
     """
 
     layouts: Sequence[ShardLayout]
@@ -627,15 +654,16 @@ class _Slices:
         return next((layout for layout in reversed(self.layouts) if stamp.generation in layout.generations), None)
 
     def missing(self, stamp: StateId) -> tuple[Process, ...]:
-        """Returns the processes whose slices of a state do not exist."""
+        """Returns the owners of a state's missing slices."""
         layout = self.layout_of(stamp)
         assert layout is not None
         return tuple(process for process in layout.processes if not self._exists(process, stamp))
 
     def agreed(self) -> StateId | None:
-        """Returns the state to resume from: a complete one if it is not much older, else the most complete.
+        """Returns the state to resume from: the newest complete one if that is recent, else the one with fewest gaps.
 
-        None if no process has any state, or if slices of the initial state are lost, which is cheaper to create again.
+        None if no process has any state. Also None if slices of the initial state are lost: it is cheaper to initialize
+        again.
         """
         stamps = {stamp for states in self.held_by.values() for stamp in states if self.layout_of(stamp)}
         if not stamps:
@@ -656,7 +684,7 @@ class _Slices:
 def _elastic_go_live(
     number: int, members: tuple[Member, ...], slices: _Slices
 ) -> tuple[ActivateGeneration, tuple[ShardLayout, ...]]:
-    """Returns the command that makes a generation of an elastic run live, and the layouts of states from then on."""
+    """Returns the command that makes a generation of an elastic run live, and the state layouts including its own."""
     stamp, processes = slices.agreed(), tuple(member.process for member in members)
     if stamp is None:
         return ActivateGeneration(number, None), _extended_layouts(slices.layouts, None, number, processes)
@@ -671,13 +699,13 @@ def _elastic_go_live(
 def _extended_layouts(
     layouts: Sequence[ShardLayout], layout: ShardLayout | None, number: int, members: Collection[Process]
 ) -> tuple[ShardLayout, ...]:
-    """Returns the layouts with that of a generation that goes live.
+    """Returns the layouts after a generation goes live: it extends the layout that it keeps, or adds one.
 
     Args:
-        layouts: layouts of the generations before.
+        layouts: layouts of the earlier generations.
         layout: layout that the generation keeps; None: its state is new, or resharded for its members.
         number: number of the generation.
-        members: its processes.
+        members: processes of the generation.
 
     >>> old = ShardLayout((Process((0, 0)), Process((0, 0), 1)), (1,))
     >>> [layout.generations for layout in _extended_layouts([old], old, 2, old.processes)]

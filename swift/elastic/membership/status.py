@@ -1,10 +1,11 @@
-"""Everything that is known of a run at one moment, on which the failure detector and the state machine decide.
+"""The status of a run: all data from which the failure detector and the state machine decide.
 
 ``RunStatus`` has a ``ProcessStatus`` for every process, and the newest ``Generation``, from the command that forms it
-to the last iteration of its members. ``RecoveryPolicy`` has the settings of recovery, and ``BlockMoves`` the blocks
+to the last iteration of its members. ``RecoveryPolicy`` has the recovery settings. ``BlockMoves`` tracks the blocks
 that survivors of a failure take over: the cuts that were found and used, and whether a move pays.
 
-``Membership`` adds the changes to it, see ``swift.elastic.membership.state_machine``.
+The classes here are immutable and have no transitions between generations. ``Membership``, a subclass of ``RunStatus``,
+adds them, see ``swift.elastic.membership.state_machine``.
 """
 
 from collections.abc import Collection, Mapping
@@ -37,7 +38,7 @@ Recovery = Literal["live", "restart"]
 
 
 class ProcessState(StrEnum):
-    """State of a process, as far as the supervisor knows."""
+    """State of a process as the supervisor knows it; ``RETIRED`` is dead for all purposes, and never restarted."""
 
     DEAD = "dead"
     STARTING = "starting"
@@ -49,22 +50,22 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """Status of a process.
+    """Status of a process and of its newest incarnation.
 
     Attributes:
-        member: its newest incarnation; -1 if it was never started.
+        member: newest incarnation; number -1 if the process was never started.
         state: state of this incarnation.
-        seen: when it was started or last sent a message, in seconds.
-        is_dying: whether it is being killed.
-        killed: when it was killed, in seconds.
-        is_excused: whether it is killed together with all others, through no fault of its own.
+        seen: when the process was started or last sent a message, in seconds.
+        is_dying: whether the process was sent SIGKILL, and is not known to be dead.
+        killed: when the process was sent SIGKILL, in seconds.
+        is_excused: whether the process is killed together with all others, through no fault of its own.
         has_injected_fault: whether a fault was injected into this incarnation.
-        last_live: newest generation in which it was live; 0: none.
-        last_worked: newest generation in which it has finished an iteration; 0: none.
-        deaths: number of its deaths that count towards the limit of restarts.
+        last_live: newest generation in which this incarnation was live; 0: none.
+        last_worked: newest generation in which this incarnation has finished an iteration; 0: none.
+        deaths: number of deaths that count towards the restart limit.
         quick_deaths: number of consecutive incarnations, up to the last that died, that failed at their start.
-        entered: newest iteration that it has begun in the newest live generation; 0: none yet.
-        finished: newest iteration that it has finished there.
+        entered: newest iteration that was begun in the newest live generation; 0: none yet.
+        finished: newest iteration that was finished in that generation.
     """
 
     member: Member
@@ -83,34 +84,34 @@ class ProcessStatus:
 
     @property
     def is_present(self) -> bool:
-        """Returns whether it can be a member of the next generation."""
+        """Whether the process can be a member of the next generation."""
         return self.is_alive and self.state is not ProcessState.STARTING and not self.is_dying
 
     @property
     def is_alive(self) -> bool:
-        """Returns whether it may still send messages: it is neither dead nor retired."""
+        """Whether the process may still send messages: it is neither dead nor retired."""
         return self.state not in (ProcessState.DEAD, ProcessState.RETIRED)
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The newest generation.
+    """The newest generation, from the command that forms it to the last iteration of its members.
 
     Attributes:
-        form: command that began it.
-        since: time of its last progress, in seconds: it began or went live, a member was connected, or running members
-            finished an iteration.
-        departed: members that have left the generation before.
-        waiting_since: when the first of them had left it, in seconds; None: none has.
+        form: command that formed the generation.
+        since: time of the last progress, in seconds: the generation began or went live, a member left the old one or
+            connected, or running members finished an iteration. Deadlines count from here.
+        departed: members that have left the old generation.
+        waiting_since: when the first member had left the old generation, in seconds; None: none has.
         linked: members that are connected to all the others.
-        member_states: states that each formed member has.
-        known_slices: slices that these members know to be kept elsewhere than by their owner.
-        go: command that made it live; None before.
-        restoring: command for the state that its members wait for; None: they wait for none.
-        base: iteration after which its members run; None before they do.
+        member_states: for each member that has formed the generation, the states that it has.
+        known_slices: copies of other processes' slices that these members know of.
+        go: command that made the generation live; None before.
+        restoring: command that loads or reshards the state that members wait for; None: they do not wait.
+        base: iteration that the generation resumes from; None until its members run.
         done: members that have run all their iterations.
-        ahead: command to load the programs of the next one while it runs; None: there was none.
-        loaded: members that have done so.
+        ahead: command to preload the programs of the next generation; None: there was none.
+        loaded: members that have preloaded these programs.
     """
 
     form: FormGeneration
@@ -129,34 +130,34 @@ class Generation:
 
     @property
     def is_live(self) -> bool:
-        """Returns whether all members have formed it."""
+        """Whether all members have formed the generation, so that it could go live."""
         return self.go is not None
 
     @property
     def not_formed(self) -> tuple[Member, ...]:
-        """Members that have not formed it yet."""
+        """Members that have not formed the generation yet."""
         return tuple(member for member in self.form.members if member not in self.member_states)
 
     @property
     def not_departed(self) -> tuple[Member, ...]:
-        """Members that have not left the generation before."""
+        """Members that have not left the old generation yet."""
         return tuple(member for member in self.form.members if member not in self.departed)
 
     @property
     def is_done(self) -> bool:
-        """Returns whether all members have run all their iterations."""
+        """Whether all members have run all their iterations."""
         return self.is_live and set(self.form.members) <= self.done
 
 
 @dataclass(frozen=True)
 class BlockMoves:
-    """The moves of blocks in a run.
+    """Moves of blocks to survivors of failures: the cuts that were found and used, and whether a move pays.
 
     Attributes:
-        rule: whether a move pays; None: blocks stay.
-        prepared: cut that is prepared and was not used yet; None: there is none.
-        used: the one that was used last, for failures that have not changed since; it is used once.
-        cuts: workers that hold each block, by number of the generation, for those that ran with another cut.
+        rule: decides whether a move pays; None: blocks never move.
+        prepared: cut whose programs are compiled and that was not used yet; None: there is none.
+        used: cut that was used last, while the failed workers have stayed the same, so that it is used only once.
+        cuts: workers that hold each block, for every generation that ran with another cut than the run's own.
     """
 
     rule: MigrationPolicy | None = None
@@ -165,12 +166,12 @@ class BlockMoves:
     cuts: Mapping[int, ChunkAssignment] = field(default_factory=dict)
 
     def with_prepared(self, recut: RecutReady) -> "BlockMoves":
-        """Returns the moves with a cut that is prepared; one that was used already is ignored."""
+        """Records a prepared cut, unless one was already used for the same failures."""
         is_used = self.used is not None and self.used.failed == recut.failed
         return self if self.rule is None or is_used else replace(self, prepared=recut)
 
     def better(self, failed: frozenset[Worker]) -> RecutReady | None:
-        """Returns the cut to use now that these workers are down; None if there is none, or its move does not pay."""
+        """Returns the prepared cut for these failed workers; None if there is none, or if the move does not pay."""
         recut = self.prepared
         if self.rule is None or recut is None or recut.failed != failed:
             return None
@@ -179,13 +180,13 @@ class BlockMoves:
     def after_form(
         self, number: int, failed: frozenset[Worker], time: float, better: RecutReady | None
     ) -> "BlockMoves":
-        """Returns the moves once a generation is to form while these workers are down.
+        """Records that a generation forms while these workers are down.
 
         Args:
             number: number of the generation.
             failed: workers that are down.
             time: present time, in seconds.
-            better: cut that it is to use; None: that of the run.
+            better: cut that the generation will use; None: the run's own cut.
         """
         if self.rule is None:
             return self
@@ -196,11 +197,11 @@ class BlockMoves:
         return replace(self, rule=rule, used=self.used if is_as_before else None)
 
     def after_refusal(self) -> "BlockMoves":
-        """Returns the moves once a process cannot take part in one: there are no more, as it could not in others."""
+        """Ends all moves after a process could not take part in one, since it could not take part in others either."""
         return replace(self, rule=None, prepared=None)
 
     def after_move(self, seconds: float) -> "BlockMoves":
-        """Returns the moves once blocks have been moved, for which training has waited this long so far."""
+        """Records how long training has waited for the last move, from which the cost of later moves is estimated."""
         if self.rule is None or self.used is None:
             return self
         slower = self.rule.after_move(self.used.most_bytes, seconds)
@@ -213,16 +214,16 @@ class RecoveryPolicy:
 
     Attributes:
         recovery: ``live``: survivors keep running in their processes; ``restart``: they are restarted, too.
-        max_restarts: number of times that a process is restarted, not counting deaths by fault injection.
-        begins_with_state: whether the run begins with a state that is loaded: its newest checkpoint's, or one with the
-            weights of another run.
-        is_elastic: whether any processes can run without the others, see ``swift.elastic.membership.state_machine``.
-        own_cut: workers that hold each chunk as the run is cut; False where a chunk is a stage.
-        move_rule: whether survivors take over blocks; None: they never do.
-        memory_checkpoint_every: iterations between the copies that restarted processes find; 0: they find what their
-            peers keep.
-        joins_once: whether a process joins one generation only, as on accelerators: all are restarted for the next one.
-        needs_all: whether no generation can form without all processes, as on the hosts of a TPU slice.
+        max_restarts: how often a process is restarted; deaths by fault injection do not count.
+        begins_with_state: whether the run begins with a loaded state: its own newest checkpoint, or the weights of
+            another run.
+        is_elastic: whether any subset of the processes can run, see ``swift.elastic.membership.state_machine``.
+        own_cut: workers that hold each chunk in the run's own cut; falsy if each stage is one chunk.
+        move_rule: decides whether survivors take over blocks; None: they never do.
+        memory_checkpoint_every: iterations between the copies of its state that a restarted process finds in shared
+            memory; 0: no such copies, a restarted process gets the state from its peers.
+        joins_once: whether a process can join only one generation, as on accelerators: all are restarted for the next.
+        needs_all: whether a generation needs all processes, as on the hosts of a TPU slice.
     """
 
     recovery: Recovery = "live"
@@ -245,19 +246,19 @@ class RunStatus:
         deadlines: time limits.
         statuses: status of every process.
         since: when the run began, or when its last generation ended because a stage was lost, in seconds.
-        policy: settings of recovery.
+        policy: recovery settings.
         generation: newest generation; None at the beginning, and while a stage has no process.
-        number: number of the newest generation ever formed.
-        last_live: number of the newest generation that was ever live.
+        number: number of the newest generation that was formed.
+        last_live: number of the newest generation that was live.
         last_worked: number of the newest generation in which any process has finished an iteration; 0: none.
-        stalled: generations of the same processes, one after the other, that ended without an iteration though none of
-            these alone had failed, the newest last.
-        failed: deaths since one of a process at its start, for which all are to be restarted; see
+        stalled: consecutive generations of the same processes that ended without an iteration and without one process
+            to blame, the newest last.
+        failed: deaths since a process failed at its start, not yet judged; for ``--recovery restart``, see
             ``swift.elastic.membership.state_machine``.
         lost: stages reported as lost since the last generation.
-        retried: newest generation that was formed because the one before made no progress; 0: none.
-        paused_until: time before which nothing is decided, as messages may still be unread.
-        layouts: layouts of the states of an elastic run, the newest last.
+        retried: newest generation that was formed because the previous one made no progress; 0: none.
+        paused_until: time before which nothing is decided, because messages may still be unread.
+        layouts: state layouts of an elastic run, the newest last.
         moves: blocks that survivors may take over, or have taken over.
         is_stopping: whether the run is to stop, see ``StopRequested``.
     """
@@ -281,9 +282,10 @@ class RunStatus:
     is_stopping: bool = False
 
     def present(self) -> tuple[Member, ...]:
-        """Members that a new generation would have: the ready processes of complete workers.
+        """Returns the members that a new generation would have: the ready processes of complete workers.
 
-        In an elastic run, all ready processes. In one that is to stop, no others than the members of the newest.
+        In an elastic run these are all ready processes. If the run is to stop, only members of the newest generation
+        are eligible.
         """
         ready = [process for process, status in self.statuses.items() if status.is_present]
         if self.is_stopping and self.generation is not None:
@@ -295,17 +297,17 @@ class RunStatus:
 
     @property
     def failed_workers(self) -> frozenset[Worker]:
-        """Workers that cannot be in a new generation."""
+        """Workers that cannot be members of a new generation."""
         present = {member.process.worker for member in self.present()}
         return frozenset(process.worker for process in self.processes) - present
 
     @property
     def unserved_stages(self) -> tuple[int, ...]:
-        """Stages that keep a new generation from forming: no worker of theirs is there, see ``lost_stages``."""
+        """Stages without a worker, which keep a new generation from forming; see ``lost_stages``."""
         return self._lost([member.process for member in self.present()])
 
     def lost_without(self, processes: Collection[Process]) -> tuple[int, ...]:
-        """Stages that no process would serve without these."""
+        """Returns the stages that would be lost without these processes."""
         return self._lost([process for process in self.processes if process not in processes])
 
     def _lost(self, present: Collection[Process]) -> tuple[int, ...]:
@@ -324,14 +326,14 @@ class RunStatus:
         return tuple(process for process, status in self.statuses.items() if not status.is_alive)
 
     def has_exhausted_restarts(self, process: Process) -> bool:
-        """Returns whether a process must not be restarted."""
+        """Returns whether a process must not be restarted: it is retired, or has died too often."""
         status = self.statuses[process]
         if status.state is ProcessState.RETIRED or status.deaths > self.policy.max_restarts:
             return True
         return status.quick_deaths >= self.deadlines.max_quick_deaths
 
     def is_assembled(self, time: float) -> bool:
-        """Returns whether a first generation, or one after a lost stage, need not wait for starting processes."""
+        """Returns whether the first generation, or the one after a lost stage, need not wait for starting processes."""
         if time - self.since > self.deadlines.start:
             return True
         states = {status.state for process, status in self.statuses.items() if not self.has_exhausted_restarts(process)}
@@ -339,12 +341,12 @@ class RunStatus:
 
     @property
     def is_done(self) -> bool:
-        """Returns whether all members of the newest generation have run all their iterations."""
+        """Whether all members of the newest generation have run all their iterations."""
         return self.generation is not None and self.generation.is_done
 
     @property
     def is_loading(self) -> bool:
-        """Returns whether the newest generation waits for a checkpoint to be loaded."""
+        """Whether the newest generation waits for a checkpoint to be loaded."""
         return self.generation is not None and isinstance(self.generation.restoring, RestoreState)
 
     def awaits_state(self, number: int) -> bool:
@@ -354,12 +356,12 @@ class RunStatus:
 
     @property
     def is_waiting(self) -> bool:
-        """Returns whether the newest generation waits for something other than its members."""
+        """Whether the newest generation waits for something other than its members."""
         return self.generation is not None and (self.generation.restoring is not None or self.generation.is_done)
 
     @property
     def is_recovering(self) -> bool:
-        """Returns whether members form a generation, or have not all finished an iteration of it yet."""
+        """Whether a generation is forming, or not all of its members have finished an iteration yet."""
         generation = self.generation
         if generation is None or generation.restoring is not None:
             return False
@@ -367,7 +369,7 @@ class RunStatus:
         return base is None or any(status.finished <= base for status in self.members_of(generation))
 
     def members_of(self, generation: Generation) -> tuple[ProcessStatus, ...]:
-        """Status of each member's process."""
+        """Returns the status of each member's process."""
         return tuple(self.statuses[process] for process, _ in generation.form.members)
 
     def is_broken(self, generation: Generation) -> bool:
@@ -378,10 +380,10 @@ class RunStatus:
         )
 
     def is_finishing_previous(self, generation: Generation) -> bool:
-        """Returns whether members still run the generation before, up to the iteration after which they leave it."""
+        """Returns whether members still run the previous generation, up to the iteration after which they leave."""
         running = (self.statuses[process].last_live == self.last_live for process, _ in generation.not_departed)
         return generation.form.after is not None and any(running)
 
     def with_statuses(self, *statuses: ProcessStatus) -> Self:
-        """Returns the same run with these statuses in place of earlier ones of their processes."""
+        """Returns the run with these statuses in place of the earlier statuses of the same processes."""
         return replace(self, statuses={**self.statuses, **{status.member.process: status for status in statuses}})
