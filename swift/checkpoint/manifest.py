@@ -388,8 +388,8 @@ def checkpoint_steps(directory: Path) -> list[int]:
 def committed_steps(directory: Path) -> list[int]:
     """Lists the restorable iterations and those whose manifests are lost, oldest first.
 
-    ``delete_old`` removes the oldest manifests first. So an iteration newer than the oldest checkpoint that has no
-    manifest has lost it; if there is no manifest at all, all iterations have.
+    ``delete_old_checkpoints`` removes the oldest manifests first. So an iteration newer than the oldest checkpoint that
+    has no manifest has lost it; if there is no manifest at all, all iterations have.
     """
     saved, restorable = _saved_steps(directory), checkpoint_steps(directory)
     return [step for step in saved if not restorable or step >= restorable[0]]
@@ -476,7 +476,7 @@ def remove_set_aside(directory: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
-def delete_old(directory: Path, num_kept: int) -> None:
+def delete_old_checkpoints(directory: Path, num_kept: int) -> None:
     """Removes the files that no kept checkpoint needs; removes nothing if a kept manifest cannot be read.
 
     Args:

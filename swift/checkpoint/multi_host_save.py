@@ -7,7 +7,7 @@ and computes the file's digest. The first host writes the manifest. No host ever
 its own pieces.
 
 Saving runs in threads while training continues, so it cannot use collectives: those would have to run in the same
-order on all hosts as training's. Instead the hosts exchange messages in shared files, see ``SaveCoordinator``:
+order on all hosts as training's. Instead the hosts exchange messages in shared files, see ``SaveNotes``:
 
     .step-00000040.5f0c.hosts.tmp/host-0.begun      the files of the checkpoint exist, without values
     .step-00000040.5f0c.hosts.tmp/host-1.filled     which ranges host 1 has written
@@ -84,7 +84,7 @@ class Save(NamedTuple):
     token: str
 
 
-class SaveCoordinator:
+class SaveNotes:
     """Exchanges messages about one save between the hosts, by files in a shared directory.
 
     Args:
@@ -436,9 +436,9 @@ class HostSave:
     chosen_LK: np.ndarray
 
     @cached_property
-    def board(self) -> SaveCoordinator:
+    def board(self) -> SaveNotes:
         """The hosts' messages about this save."""
-        return SaveCoordinator(self.directory, self.save, self.host_index)
+        return SaveNotes(self.directory, self.save, self.host_index)
 
     def begin(self, write: Callable[[Path, Mapping[str, np.ndarray]], None]) -> None:
         """Makes the checkpoint's files, on the first host; may be repeated after a failure.
@@ -458,7 +458,7 @@ class HostSave:
             raise
 
     def wait(self) -> None:
-        """Waits until the first host has made the files; raises as ``SaveCoordinator.read`` does."""
+        """Waits until the first host has made the files; raises as ``SaveNotes.read`` does."""
         self.board.read(0, "begun")
 
     def write(self, pieces: Iterable[HostShard]) -> None:

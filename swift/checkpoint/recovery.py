@@ -28,7 +28,7 @@ from swift.errors import RunError
 _MASTER = "master."
 
 
-class _SourceKind(NamedTuple):
+class _CopySource(NamedTuple):
     """Where a copy of a slice comes from.
 
     Attributes:
@@ -41,7 +41,7 @@ class _SourceKind(NamedTuple):
     step: int
     holder: int = -1
 
-    def named(self, names: Sequence[int]) -> "_SourceKind":
+    def named(self, names: Sequence[int]) -> "_CopySource":
         """Replaces the holder's rank number by its name."""
         return self if self.holder < 0 else self._replace(holder=names[self.holder])
 
@@ -59,8 +59,8 @@ class _RankSource(NamedTuple):
     stage: int
     rank: int
     unit: Unit | None
-    weights: _SourceKind
-    moments: _SourceKind | None
+    weights: _CopySource
+    moments: _CopySource | None
 
     def named(self, names: Sequence[int]) -> "_RankSource":
         """Replaces rank numbers by names."""
@@ -177,7 +177,7 @@ class _LostSlices(NamedTuple):
 class _SliceSource:
     """A copy of lost slices: its origin, a reader of its values by array name, and its token updates (None: all)."""
 
-    origin: _SourceKind
+    origin: _CopySource
     read: Callable[[str], np.ndarray]
     contained: int | None
 
@@ -224,7 +224,7 @@ class _SliceSearch:
         stage, rank, unit = lost_slices
         if copy.rank != rank or (stage, copy.holder) in self.lost:
             return None
-        origin = _SourceKind("snapshot", copy.step, copy.holder)
+        origin = _CopySource("snapshot", copy.step, copy.holder)
         if unit is None:
             arrays = copy.snapshot.dense
             return _SliceSource(origin, lambda name: arrays[name][stage, :, 0], None) if arrays else None
@@ -266,7 +266,7 @@ class _SliceSearch:
             rank_slice = weights[..., rank * width : (rank + 1) * width]
             return rank_slice if unit is not None else rank_slice[:, None]
 
-        return _SliceSource(_SourceKind("replica", self.step, holder), read, None)
+        return _SliceSource(_CopySource("replica", self.step, holder), read, None)
 
     def _in_storage(self, lost_slices: _LostSlices) -> _SliceSource:
         stored = self.stored()
@@ -277,10 +277,10 @@ class _SliceSearch:
             raise RunError(f"rank {self.names[lost_slices.rank]} is lost, and {missing}")
         state, plan = stored
         arrays = by_name(state)
-        origin, contained = _SourceKind("storage", plan.step), None
+        origin, contained = _CopySource("storage", plan.step), None
         if lost_slices.unit is not None:
             copy = plan.sources[lost_slices.unit]
-            origin, contained = _SourceKind("storage", copy.step), copy.contained
+            origin, contained = _CopySource("storage", copy.step), copy.contained
         return _SliceSource(origin, lambda name: _slice_of(self.split, arrays[name], lost_slices), contained)
 
 
@@ -393,12 +393,12 @@ def _by_origin(sources: Iterable[_RankSource]) -> list[list[_RankSource]]:
     return list(groups.values())
 
 
-def _fact(origin: _SourceKind, holders: Collection[int]) -> dict[str, Any]:
+def _fact(origin: _CopySource, holders: Collection[int]) -> dict[str, Any]:
     fact = {"source": origin.kind, "step": origin.step}
     return fact if origin.kind == "storage" else fact | {"ranks": sorted(holders)}
 
 
-def _origin_text(origins: Collection[_SourceKind], step: int) -> str:
+def _origin_text(origins: Collection[_CopySource], step: int) -> str:
     """Describes one origin, or several replicas on different ranks."""
     kind, origin_step, holder = min(origins)
     if kind == "storage":

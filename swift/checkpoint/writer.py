@@ -26,7 +26,7 @@ from swift.checkpoint.manifest import (
     array_digest,
     begin_save,
     commit_save,
-    delete_old,
+    delete_old_checkpoints,
     remove_set_aside,
     synced_digests,
     temporary_path,
@@ -147,7 +147,7 @@ def finish_save(
 def _remove_older(directory: Path, step: int, num_kept: int) -> None:
     """Removes what a new checkpoint replaces. Files that cannot be removed now are removed after the next save."""
     with suppress(OSError):
-        delete_old(directory, num_kept)
+        delete_old_checkpoints(directory, num_kept)
         remove_set_aside(directory, step)
 
 

@@ -14,7 +14,7 @@ from swift.checkpoint.manifest import committed_steps
 from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
 from swift.cli.jax_setup import prepare
 from swift.cli.run_setup import corpora_directory, new_run_dir, observers_of
-from swift.cli.train import devices_of_host, host_index, joined
+from swift.cli.train import devices_of_host, host_settings, joined
 from swift.cli.values import OF_ONE, deadlines_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import all_installed, load_experiment
@@ -58,7 +58,7 @@ def compare(options: argparse.Namespace) -> None:
     if options.resume and not any((top / name).exists() for name in names):
         allowed = f"holds no run of this comparison ({', '.join(names)}); leave out --resume to begin it there"
         raise SettingError("--run-dir", str(top), allowed)
-    host, data = host_index(options), [experiment.data for experiment in experiments]
+    host, data = host_settings(options), [experiment.data for experiment in experiments]
     connect = input_hosts_of_runs(data, options, has_network=host is not None)
     prepare(experiments, devices_of_host(host, experiments))
     run_dirs = {top / name: experiment for name, experiment in zip(names, experiments, strict=True)}

@@ -24,7 +24,7 @@ from swift.errors import SettingError, check_count
 from swift.files import this_program
 from swift.runlog.lease import living_owner
 from swift.runlog.reading import read_run
-from swift.train.hosts import SINGLE_HOST, HostIndex, Hosts, join_hosts, own_devices
+from swift.train.hosts import SINGLE_HOST, Hosts, HostSettings, join_hosts, own_devices
 from swift.train.start import TrainOptions
 from swift.train.trainer import train as run_training
 from swift.typed import SourceText
@@ -36,7 +36,7 @@ _SAME = ("resume", "stop_at", "profile", "init_from")
 def train(options: argparse.Namespace) -> None:
     """``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
-    host = host_index(options)
+    host = host_settings(options)
     run_dir = run_dir_of(options)
     weights, connect = (
         weights_of(options, experiment),
@@ -74,7 +74,7 @@ def _profile_window(text: str | None) -> tuple[int, int] | None:
     return int(numbers[1]), int(numbers[2])
 
 
-def host_index(options: argparse.Namespace) -> HostIndex | None:
+def host_settings(options: argparse.Namespace) -> HostSettings | None:
     """Returns this host's place among several; None: the run is on one host.
 
     Raises:
@@ -95,7 +95,7 @@ def host_index(options: argparse.Namespace) -> HostIndex | None:
         if count is not None and index >= count:
             raise SettingError("--host", index, f"must be below --num-hosts = {count}: hosts are numbered from 0")
     if address == "auto":
-        return HostIndex(None, count, index)
+        return HostSettings(None, count, index)
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise SettingError("--coordinator", address, "must be HOST:PORT, or auto")
@@ -105,7 +105,7 @@ def host_index(options: argparse.Namespace) -> HostIndex | None:
     if not options.insecure_network and not _is_loopback(host):
         allowed = "is a network, on which nothing is encrypted and no key is asked for"
         raise SettingError("--coordinator", address, f"{allowed}; add --insecure-network if you trust that network")
-    return HostIndex(address, count, index)
+    return HostSettings(address, count, index)
 
 
 def _is_loopback(host: str) -> bool:
@@ -116,7 +116,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def devices_of_host(place: HostIndex | None, experiments: Sequence[Experiment]) -> int | None:
+def devices_of_host(place: HostSettings | None, experiments: Sequence[Experiment]) -> int | None:
     """Returns the number of devices that this host has to emulate; None: as many as the experiments need.
 
     Raises:
@@ -146,7 +146,7 @@ def _check_no_run(options: argparse.Namespace, run_dirs: Iterable[Path]) -> None
 
 
 @contextmanager
-def joined(place: HostIndex, options: argparse.Namespace, experiments: Mapping[Path, Experiment]) -> Iterator[Hosts]:
+def joined(place: HostSettings, options: argparse.Namespace, experiments: Mapping[Path, Experiment]) -> Iterator[Hosts]:
     """Joins the other hosts, before JAX has started; nothing is printed on stdout meanwhile.
 
     Args:

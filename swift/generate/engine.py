@@ -11,7 +11,7 @@ from swift.errors import SettingError, check_count
 from swift.experts.config import ExpertConfig
 from swift.generate.paged_model import (
     COLUMNS_PER_BLOCK,
-    TokenChunk,
+    Passage,
     as_arrays,
     decoding_passages,
     empty_pages,
@@ -103,7 +103,7 @@ class TextEngine:
         self._num_columns = -(-self._num_positions // COLUMNS_PER_BLOCK) * COLUMNS_PER_BLOCK
         self.num_pages = config.cache_tokens or config.batch * self._num_positions
         sizes = self.num_pages, self._num_columns, self._num_positions
-        self.drafts = SequencePool(*sizes, config.batch, config.share_prefixes)
+        self.pool = SequencePool(*sizes, config.batch, config.share_prefixes)
         self._decoded_last = False
         self._empty_pages()
 
@@ -119,7 +119,7 @@ class TextEngine:
     @property
     def num_unanswered(self) -> int:
         """Number of requests whose answers are not complete."""
-        return len(self.drafts.running) + self.drafts.num_waiting
+        return len(self.pool.running) + self.pool.num_waiting
 
     def submit(self, request: Request) -> Answer:
         """Adds a request to the queue.
@@ -137,7 +137,7 @@ class TextEngine:
             return answer
         if request.max_tokens == 0 and request.scored_from is not None:
             tokens = tokens[: max(1, len(tokens) - 1)]  # the last token is only scored, so no forward pass is needed
-        self.drafts.add(answer, tokens, allowed)
+        self.pool.add(answer, tokens, allowed)
         return answer
 
     def submit_all(self, requests: Iterable[Request]) -> list[Answer]:
@@ -168,7 +168,7 @@ class TextEngine:
     def cancel(self, answer: Answer) -> None:
         """Ends a request; the answer keeps its tokens so far."""
         if answer.reason is None:
-            self.drafts.cancel(answer)
+            self.pool.cancel(answer)
             answer.reason = "cancelled"
 
     def step(self) -> None:
@@ -178,26 +178,30 @@ class TextEngine:
             BaseException: any error of the call, or KeyboardInterrupt. The KV cache is then emptied, and every request
                 continues from the tokens that its answer has.
         """
-        self.drafts.admit()
-        if not self.drafts.running:
+        self.pool.admit()
+        if not self.pool.running:
             return
         try:
             passages, logits_RV = self._call()
             chosen = self._chosen(passages, logits_RV)
-            self.drafts.append([(draft, token) for draft, (token, sure) in chosen if self._accept(draft, token, sure)])
+            self.pool.append(
+                [(sequence, token) for sequence, (token, sure) in chosen if self._accept(sequence, token, sure)]
+            )
         except BaseException:
             # ``extend`` takes the pages by donation, so after a failed call their contents are gone.
-            self.drafts.forget()
+            self.pool.forget()
             self._empty_pages()
             raise
 
-    def _call(self) -> tuple[list[TokenChunk], jax.Array]:
+    def _call(self) -> tuple[list[Passage], jax.Array]:
         """Runs the model once; returns (passages, logits after each)."""
-        config, drafts = self.config, self.drafts.running
-        read = [draft for draft in drafts if draft.is_read]
-        unread = sorted((draft for draft in drafts if not draft.is_read), key=lambda draft: draft.read_order)
+        config, sequences = self.config, self.pool.running
+        read = [sequence for sequence in sequences if sequence.is_read]
+        unread = sorted(
+            (sequence for sequence in sequences if not sequence.is_read), key=lambda sequence: sequence.read_order
+        )
         # A text that slides is prefilled again for every token: alternate, so that it does not starve the others.
-        only_slid = all(draft.has_slid for draft in unread)
+        only_slid = all(sequence.has_slid for sequence in unread)
         if not unread or (read and only_slid and not self._decoded_last):
             passages, shape = decoding_passages(read), (config.batch, 1)
         else:
@@ -215,54 +219,54 @@ class TextEngine:
         return passages, scores.logits_RV
 
     def _chosen(
-        self, passages: Sequence[TokenChunk], logits_RV: jax.Array
+        self, passages: Sequence[Passage], logits_RV: jax.Array
     ) -> list[tuple[TokenSequence, tuple[int, float]]]:
         """Chooses the next (token, log-probability) for every text whose logits are computed."""
         places: list[tuple[int, TokenSequence]] = []
         for row, passage in enumerate(passages):
-            for draft in passage.continued:
-                if draft.num_wanted:
-                    places.append((row, draft))
+            for sequence in passage.continued:
+                if sequence.num_wanted:
+                    places.append((row, sequence))
                 else:
-                    self._finish(draft, "length")
+                    self._finish(sequence, "length")
         if not places:
             return []
-        samplings = [(row, draft.answer.request.sampling, len(draft.answer.tokens)) for row, draft in places]
+        samplings = [(row, sequence.answer.request.sampling, len(sequence.answer.tokens)) for row, sequence in places]
         candidates, vocab = max(sampling.top_k for _, sampling, _ in samplings), self.gpt.vocab_size
         token_B, log_prob_B = choose(
             logits_RV,
             Choices.of(samplings, self.config.batch),
-            _masks([draft.allowed for _, draft in places], (self.config.batch, self.gpt.vocab_size)),
+            _masks([sequence.allowed for _, sequence in places], (self.config.batch, self.gpt.vocab_size)),
             num_candidates=vocab if candidates > _FEW_CANDIDATES else min(vocab, _FEW_CANDIDATES),
         )
         values = zip(np.asarray(token_B).tolist(), np.asarray(log_prob_B).tolist(), strict=True)
-        return list(zip((draft for _, draft in places), values, strict=False))
+        return list(zip((sequence for _, sequence in places), values, strict=False))
 
-    def _accept(self, draft: TokenSequence, token: int, log_prob: float) -> bool:
+    def _accept(self, sequence: TokenSequence, token: int, log_prob: float) -> bool:
         """Adds a token to an answer; returns whether the answer continues."""
-        answer, request = draft.answer, draft.answer.request
+        answer, request = sequence.answer, sequence.answer.request
         answer.tokens.append(token)
         answer.log_probs.append(log_prob)
         self.computed.new_tokens += 1
         if request.constraint is not None:
             try:
                 request.constraint.accept(token)
-                draft.allowed = _allowed(request, self.gpt.vocab_size)
+                sequence.allowed = _allowed(request, self.gpt.vocab_size)
             except Exception as error:  # the caller's code must not break other requests
                 answer.error = error
-                self._finish(draft, "failed")
+                self._finish(sequence, "failed")
                 return False
         if token in request.stop_tokens:
-            self._finish(draft, "stop")
-        elif draft.allowed is not None and not draft.allowed.any():
-            self._finish(draft, "end")
-        elif draft.num_wanted == 0:
-            self._finish(draft, "length")
+            self._finish(sequence, "stop")
+        elif sequence.allowed is not None and not sequence.allowed.any():
+            self._finish(sequence, "end")
+        elif sequence.num_wanted == 0:
+            self._finish(sequence, "length")
         return answer.reason is None
 
-    def _finish(self, draft: TokenSequence, reason: Reason) -> None:
-        draft.answer.reason = reason
-        self.drafts.finish(draft)
+    def _finish(self, sequence: TokenSequence, reason: Reason) -> None:
+        sequence.answer.reason = reason
+        self.pool.finish(sequence)
 
     def _checked(self, request: Request) -> np.ndarray:
         """Validates a request and returns its tokens, int32."""

@@ -249,11 +249,11 @@ def _label_scores(
 
 
 @dataclass(eq=False)
-class TokenChunk:
+class Passage:
     """A passage: consecutive tokens of a text that a call computes together.
 
     Attributes:
-        draft: the text.
+        sequence: the text.
         first: position of the first token.
         end: position after the last token.
         num_written: number of the text's first tokens whose keys and values are in the cache; not written again.
@@ -261,7 +261,7 @@ class TokenChunk:
         continued: texts whose next token is chosen from the logits after the passage.
     """
 
-    draft: TokenSequence
+    sequence: TokenSequence
     first: int
     end: int
     num_written: int
@@ -269,7 +269,7 @@ class TokenChunk:
     continued: list[TokenSequence] = field(default_factory=list)
 
 
-def plan_passages(drafts: Iterable[TokenSequence], most_passages: int, passage_length: int) -> list[TokenChunk]:
+def plan_passages(sequences: Iterable[TokenSequence], most_passages: int, passage_length: int) -> list[Passage]:
     """Plans a prefill call: the uncomputed tokens of admitted texts, split into passages.
 
     Tokens that several texts share are computed for the first of the texts. The others need not wait, since a call may
@@ -277,40 +277,40 @@ def plan_passages(drafts: Iterable[TokenSequence], most_passages: int, passage_l
     its logits, and all tokens whose successors are scored.
 
     Args:
-        drafts: running texts, in the order in which they are prefilled.
+        sequences: running texts, in the order in which they are prefilled.
         most_passages: R, number of passages of the call, at most.
         passage_length: C, number of tokens of a passage, at most.
     """
-    passages: list[TokenChunk] = []
-    ends: dict[Node, TokenChunk] = {}
-    for draft in drafts:
-        while not draft.is_read:
-            same = None if draft.node is None or _unscored(draft) else ends.get(draft.node)
+    passages: list[Passage] = []
+    ends: dict[Node, Passage] = {}
+    for sequence in sequences:
+        while not sequence.is_read:
+            same = None if sequence.node is None or _unscored(sequence) else ends.get(sequence.node)
             if same is None and len(passages) == most_passages:
                 return passages
-            passage = same or _next_passage(draft, passage_length)
+            passage = same or _next_passage(sequence, passage_length)
             if same is None:
                 passages.append(passage)
-            if passage.end == len(draft.tokens):
-                draft.is_read = True
-                passage.continued.append(draft)
-                if draft.node is not None:
-                    ends[draft.node] = passage
+            if passage.end == len(sequence.tokens):
+                sequence.is_read = True
+                passage.continued.append(sequence)
+                if sequence.node is not None:
+                    ends[sequence.node] = passage
     return passages
 
 
-def decoding_passages(drafts: Iterable[TokenSequence]) -> list[TokenChunk]:
+def decoding_passages(sequences: Iterable[TokenSequence]) -> list[Passage]:
     """Plans a decoding call: the last token of every text."""
     passages = []
-    for draft in drafts:
-        last = len(draft.tokens) - 1
-        passages.append(TokenChunk(draft, last, last + 1, last, continued=[draft]))
-        draft.mark_computed(last + 1)
+    for sequence in sequences:
+        last = len(sequence.tokens) - 1
+        passages.append(Passage(sequence, last, last + 1, last, continued=[sequence]))
+        sequence.mark_computed(last + 1)
     return passages
 
 
 def as_arrays(
-    passages: Sequence[TokenChunk], num_passages: int, passage_length: int, num_columns: int, nowhere: int
+    passages: Sequence[Passage], num_passages: int, passage_length: int, num_columns: int, nowhere: int
 ) -> Passages:
     """Collects passages into NumPy arrays of fixed shapes, padded with empty rows.
 
@@ -325,44 +325,44 @@ def as_arrays(
     first_R, count_R = np.zeros(num_passages, np.int32), np.zeros(num_passages, np.int32)
     table_RN = np.zeros((num_passages, num_columns), np.int32)
     for row, passage in enumerate(passages):
-        draft, first, count = passage.draft, passage.first, passage.end - passage.first
-        first_R[row], count_R[row], table_RN[row] = first, count, draft.table
-        token_RC[row, :count] = draft.tokens[first : passage.end]
+        sequence, first, count = passage.sequence, passage.first, passage.end - passage.first
+        first_R[row], count_R[row], table_RN[row] = first, count, sequence.table
+        token_RC[row, :count] = sequence.tokens[first : passage.end]
         written = max(0, passage.num_written - first)
-        page_RC[row, written:count] = draft.table[first + written : passage.end]
+        page_RC[row, written:count] = sequence.table[first + written : passage.end]
         scored = passage.scored
         if scored:
-            label_RC[row, _columns(passage)] = draft.answer.request.tokens[scored.start : scored.stop]
+            label_RC[row, _columns(passage)] = sequence.answer.request.tokens[scored.start : scored.stop]
     return Passages(token_RC, page_RC, first_R, count_R, table_RN, label_RC)  # type: ignore[arg-type]
 
 
-def note_scores(passage: TokenChunk, log_prob_C: np.ndarray, is_likeliest_C: np.ndarray) -> None:
+def note_scores(passage: Passage, log_prob_C: np.ndarray, is_likeliest_C: np.ndarray) -> None:
     """Appends a passage's scores to its text's answer."""
-    answer, columns = passage.draft.answer, _columns(passage)
+    answer, columns = passage.sequence.answer, _columns(passage)
     answer.text_log_probs = np.concatenate([answer.text_log_probs, log_prob_C[columns]])
     answer.is_likeliest = np.concatenate([answer.is_likeliest, is_likeliest_C[columns]])
 
 
-def _columns(passage: TokenChunk) -> slice:
+def _columns(passage: Passage) -> slice:
     """Returns the columns of a passage whose next tokens are scored."""
     return slice(passage.scored.start - 1 - passage.first, passage.scored.stop - 1 - passage.first)
 
 
-def _unscored(draft: TokenSequence) -> range:
+def _unscored(sequence: TokenSequence) -> range:
     """Returns the range of the request's tokens that are still to be scored."""
-    request = draft.answer.request
+    request = sequence.answer.request
     if request.scored_from is None:
         return range(0)
-    return range(request.scored_from + len(draft.answer.text_log_probs), len(request.tokens))
+    return range(request.scored_from + len(sequence.answer.text_log_probs), len(request.tokens))
 
 
-def _next_passage(draft: TokenSequence, passage_length: int) -> TokenChunk:
-    computed, unscored = draft.num_computed, _unscored(draft)
-    needed_from = min(len(draft.tokens), unscored.start if unscored else len(draft.tokens)) - 1
-    first = max(draft.num_read, min(computed, needed_from))
-    end = min(first + passage_length, len(draft.tokens))
+def _next_passage(sequence: TokenSequence, passage_length: int) -> Passage:
+    computed, unscored = sequence.num_computed, _unscored(sequence)
+    needed_from = min(len(sequence.tokens), unscored.start if unscored else len(sequence.tokens)) - 1
+    first = max(sequence.num_read, min(computed, needed_from))
+    end = min(first + passage_length, len(sequence.tokens))
     begin = max(first + 1, unscored.start)
     scored = range(begin, max(begin, min(end + 1, unscored.stop))) if unscored else range(0)
-    draft.mark_computed(end)
-    draft.num_read = end
-    return TokenChunk(draft, first, end, computed, scored)
+    sequence.mark_computed(end)
+    sequence.num_read = end
+    return Passage(sequence, first, end, computed, scored)

@@ -291,14 +291,14 @@ class SequencePool:
         predecessors as any other does (SGLang, theorem 3.1), and no text waits forever.
         """
         while self._waiting and len(self.running) < self._most_running:
-            number, key, _, draft = self._waiting[0]
-            others = [*self.running, draft] if self.running else []
+            number, key, _, sequence = self._waiting[0]
+            others = [*self.running, sequence] if self.running else []
             headroom = sum(_headroom(self._num_positions, other) for other in others)
-            if not self._start(draft, self._shares, headroom):
+            if not self._start(sequence, self._shares, headroom):
                 return
             del self._waiting[0]
             self._admitted = number, key
-            self.running.append(draft)
+            self.running.append(sequence)
 
     def append(self, tokens: Sequence[tuple[TokenSequence, int]]) -> None:
         """Appends a token to each of several running texts.
@@ -307,108 +307,108 @@ class SequencePool:
         If there are too few pages, the texts that arrived last return to the queue.
         """
         growing = []
-        for draft, token in tokens:
-            if len(draft.tokens) == self._num_positions:
-                self._slide(draft, token)
+        for sequence, token in tokens:
+            if len(sequence.tokens) == self._num_positions:
+                self._slide(sequence, token)
             else:
-                draft.tokens = np.append(draft.tokens, np.int32(token))
-                growing.append(draft)
+                sequence.tokens = np.append(sequence.tokens, np.int32(token))
+                growing.append(sequence)
         pages = self._take(len(growing))
         if pages is not None:
-            for draft, page in zip(growing, pages.tolist(), strict=True):
-                _give(draft, page)
+            for sequence, page in zip(growing, pages.tolist(), strict=True):
+                _give(sequence, page)
             return
-        for draft in sorted(growing, key=lambda draft: draft.number):
-            if draft in self.running:  # it may have been preempted for one before it
-                self._make_room(draft)
+        for sequence in sorted(growing, key=lambda sequence: sequence.number):
+            if sequence in self.running:  # it may have been preempted for one before it
+                self._make_room(sequence)
 
-    def finish(self, draft: TokenSequence) -> None:
+    def finish(self, sequence: TokenSequence) -> None:
         """Ends a running text; its keys and values stay in the tree until they are evicted."""
-        self.running.remove(draft)
-        self._release(draft)
+        self.running.remove(sequence)
+        self._release(sequence)
 
     def cancel(self, answer: Answer) -> None:
         """Removes a text, waiting or running."""
-        for draft in self.running:
-            if draft.answer is answer:
-                self.finish(draft)
+        for sequence in self.running:
+            if sequence.answer is answer:
+                self.finish(sequence)
                 return
         self._waiting = [entry for entry in self._waiting if entry[3].answer is not answer]
 
     def forget(self) -> None:
         """Discards the whole KV cache; running texts return to the queue, with the tokens that their answers have."""
         self.tree, self.free = RadixTree(), list(range(self._num_pages))
-        for draft in self.running:
-            answer = draft.answer
+        for sequence in self.running:
+            answer = sequence.answer
             tokens = [*answer.request.tokens, *answer.tokens]
             if answer.tokens:
-                draft.tokens = np.array(tokens[-self._num_positions :], np.int32)
-            draft.node, draft.table, draft.num_shared, draft.num_pages = None, _EMPTY, 0, 0
-            self._wait(draft)
+                sequence.tokens = np.array(tokens[-self._num_positions :], np.int32)
+            sequence.node, sequence.table, sequence.num_shared, sequence.num_pages = None, _EMPTY, 0, 0
+            self._wait(sequence)
         self.running = []
 
-    def _wait(self, draft: TokenSequence) -> None:
+    def _wait(self, sequence: TokenSequence) -> None:
         number, last = self._admitted
-        key = draft.tokens.astype(">u4").tobytes()
-        insort(self._waiting, (number if key > last else number + 1, key, draft.number, draft))
+        key = sequence.tokens.astype(">u4").tobytes()
+        insort(self._waiting, (number if key > last else number + 1, key, sequence.number, sequence))
 
-    def _start(self, draft: TokenSequence, shares: bool, headroom: int) -> bool:
+    def _start(self, sequence: TokenSequence, shares: bool, headroom: int) -> bool:
         """Allocates pages for a text's tokens; returns False if fewer than ``headroom`` would be left."""
-        node, matched = self.tree.match(draft.tokens) if shares else (self.tree.root, 0)
+        node, matched = self.tree.match(sequence.tokens) if shares else (self.tree.root, 0)
         self.tree.lock(node)
-        pages = self._take(len(draft.tokens) - matched, headroom)
+        pages = self._take(len(sequence.tokens) - matched, headroom)
         if pages is not None:
             pages = np.concatenate([*(path_node.pages for path_node in node.path), pages])
-            draft.node, draft.num_shared = None, 0
+            sequence.node, sequence.num_shared = None, 0
             if shares:
-                draft.node, draft.num_shared = self.tree.insert(draft.tokens, pages, 0)[0], len(pages)
-                self.tree.lock(draft.node)
-            draft.table = np.zeros(self._num_columns, np.int32)
-            draft.table[: len(pages)] = pages
-            draft.num_pages, draft.has_slid = len(pages), False
-            self._begin_to_read(draft)
+                sequence.node, sequence.num_shared = self.tree.insert(sequence.tokens, pages, 0)[0], len(pages)
+                self.tree.lock(sequence.node)
+            sequence.table = np.zeros(self._num_columns, np.int32)
+            sequence.table[: len(pages)] = pages
+            sequence.num_pages, sequence.has_slid = len(pages), False
+            self._begin_to_read(sequence)
         self.tree.unlock(node)
         return pages is not None
 
-    def _begin_to_read(self, draft: TokenSequence) -> None:
+    def _begin_to_read(self, sequence: TokenSequence) -> None:
         self._num_turns += 1
-        draft.num_own, draft.num_read, draft.is_read, draft.read_order = 0, 0, False, self._num_turns
+        sequence.num_own, sequence.num_read, sequence.is_read, sequence.read_order = 0, 0, False, self._num_turns
 
-    def _slide(self, draft: TokenSequence, token: int) -> None:
-        tokens = np.append(draft.tokens[1:], np.int32(token))
-        if draft.node is None:
-            draft.tokens = tokens
-            self._begin_to_read(draft)
+    def _slide(self, sequence: TokenSequence, token: int) -> None:
+        tokens = np.append(sequence.tokens[1:], np.int32(token))
+        if sequence.node is None:
+            sequence.tokens = tokens
+            self._begin_to_read(sequence)
         else:
-            self._release(draft)
-            draft.tokens = tokens
-            if not self._start(draft, False, 0):
-                self.running.remove(draft)
-                self._wait(draft)
+            self._release(sequence)
+            sequence.tokens = tokens
+            if not self._start(sequence, False, 0):
+                self.running.remove(sequence)
+                self._wait(sequence)
                 return
-        draft.has_slid = True
+        sequence.has_slid = True
 
-    def _make_room(self, draft: TokenSequence) -> None:
+    def _make_room(self, sequence: TokenSequence) -> None:
         while (pages := self._take(1)) is None:
             youngest = max(self.running, key=lambda other: other.number)
             self.finish(youngest)
             self._wait(youngest)
-            if youngest is draft:
+            if youngest is sequence:
                 return
-        _give(draft, int(pages[0]))
+        _give(sequence, int(pages[0]))
 
-    def _release(self, draft: TokenSequence) -> None:
+    def _release(self, sequence: TokenSequence) -> None:
         """Releases the pages of a text: computed tokens go to the tree if texts share, all others become free."""
-        first = draft.num_shared
-        if draft.node is not None:
-            computed = draft.num_computed
-            if computed > draft.num_shared:
-                _, num_matched = self.tree.insert(draft.tokens[:computed], draft.table[:computed], computed)
-                self.free += draft.table[first:num_matched].tolist()
+        first = sequence.num_shared
+        if sequence.node is not None:
+            computed = sequence.num_computed
+            if computed > sequence.num_shared:
+                _, num_matched = self.tree.insert(sequence.tokens[:computed], sequence.table[:computed], computed)
+                self.free += sequence.table[first:num_matched].tolist()
                 first = computed
-            self.tree.unlock(draft.node)
-        self.free += draft.table[first : draft.num_pages].tolist()
-        draft.node, draft.table, draft.num_shared, draft.num_pages = None, _EMPTY, 0, 0
+            self.tree.unlock(sequence.node)
+        self.free += sequence.table[first : sequence.num_pages].tolist()
+        sequence.node, sequence.table, sequence.num_shared, sequence.num_pages = None, _EMPTY, 0, 0
 
     def _take(self, count: int, headroom: int = 0) -> np.ndarray | None:
         """Allocates pages, evicting unused ones if needed; None if fewer than ``headroom`` would be left."""
@@ -422,10 +422,10 @@ class SequencePool:
         return np.array(pages, np.int32)
 
 
-def _headroom(num_positions: int, draft: TokenSequence) -> int:
-    return min(draft.num_wanted, _HEADROOM, num_positions - len(draft.tokens))
+def _headroom(num_positions: int, sequence: TokenSequence) -> int:
+    return min(sequence.num_wanted, _HEADROOM, num_positions - len(sequence.tokens))
 
 
-def _give(draft: TokenSequence, page: int) -> None:
-    draft.table[draft.num_pages] = page
-    draft.num_pages += 1
+def _give(sequence: TokenSequence, page: int) -> None:
+    sequence.table[sequence.num_pages] = page
+    sequence.num_pages += 1

@@ -21,7 +21,7 @@ _Pairs = tuple[tuple[int, int], ...]
 """Messages of one ``ppermute``, (from row, to row)."""
 
 
-def unequal_group_reduction(platform: str) -> Unequal:
+def reduction_for_unequal_groups(platform: str) -> Unequal:
     """Chooses a platform's method for sums over groups that differ in size.
 
     Args:
@@ -44,7 +44,7 @@ class PeerAllReduce:
 
     Attributes:
         groups: rows that serve each stage; each row of the axis ``worker`` is in exactly one group.
-        unequal: method for groups of unequal sizes, see ``unequal_group_reduction``.
+        unequal: method for groups of unequal sizes, see ``reduction_for_unequal_groups``.
     """
 
     groups: tuple[tuple[int, ...], ...]

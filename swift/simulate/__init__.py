@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swift.simulate.json_format import document
     from swift.simulate.published import MODELS, Published
     from swift.simulate.registry import ON_REQUEST, STRATEGIES, CannotRun
-    from swift.simulate.strategies import ClusterState, Decision, Pause, Saves, Strategy, Throughput
+    from swift.simulate.strategies import Decision, IterationTiming, NodeChange, Pause, Saves, Strategy
     from swift.simulate.traces import Event, Trace, evenly_spaced, poisson, read_trace, weibull
 
 _MODULES = {
@@ -27,7 +27,7 @@ _MODULES = {
     "swift.simulate.json_format": ["document"],
     "swift.simulate.published": ["MODELS", "Published"],
     "swift.simulate.registry": ["CannotRun", "ON_REQUEST", "STRATEGIES"],
-    "swift.simulate.strategies": ["ClusterState", "Throughput", "Pause", "Saves", "Strategy", "Decision"],
+    "swift.simulate.strategies": ["NodeChange", "IterationTiming", "Pause", "Saves", "Strategy", "Decision"],
     "swift.simulate.traces": ["Event", "Trace", "evenly_spaced", "poisson", "read_trace", "weibull"],
 }
 __all__ = [
@@ -36,17 +36,17 @@ __all__ = [
     "ON_REQUEST",
     "STRATEGIES",
     "CannotRun",
-    "ClusterState",
     "Decision",
     "Event",
+    "IterationTiming",
     "Job",
+    "NodeChange",
     "Outcome",
     "Pause",
     "Periods",
     "Published",
     "Saves",
     "Strategy",
-    "Throughput",
     "Trace",
     "document",
     "evenly_spaced",

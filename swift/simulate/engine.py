@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift.simulate.strategies import ClusterState, Decision, Saves, Strategy, Throughput
+from swift.simulate.strategies import Decision, IterationTiming, NodeChange, Saves, Strategy
 from swift.simulate.traces import Trace
 
 CAUSES = (
@@ -139,7 +139,7 @@ class Position(NamedTuple):
     stored: int
 
 
-def position(pace: Throughput, elapsed_s: float) -> Position:
+def position(pace: IterationTiming, elapsed_s: float) -> Position:
     """Computes the progress after ``elapsed_s`` seconds at a constant pace, in time independent of ``elapsed_s``."""
     T, saves = pace.iteration_s, pace.saves
     if saves is None:
@@ -260,16 +260,16 @@ class _Run:
         self.iterations_run = 0
         self._done = self._saved = self._stored = 0  # iterations: finished, in the newest save, in storage
         self._phases = deque[_Finish | _Standstill | _Saved]()
-        self._pace: Throughput | None = None
+        self._pace: IterationTiming | None = None
         self._waits_for = "waiting"
         self._since_s = 0.0  # start of the current pace
         self.take(decision)
 
-    def moment(self, removed: tuple[str, ...], added: tuple[str, ...]) -> ClusterState:
+    def moment(self, removed: tuple[str, ...], added: tuple[str, ...]) -> NodeChange:
         """Describes a change of nodes for the strategy."""
         run = self._position().iterations
         is_running = self._pace is not None and not self._phases
-        return ClusterState(removed, added, self.iterations_run + run, self._done + run, is_running)
+        return NodeChange(removed, added, self.iterations_run + run, self._done + run, is_running)
 
     def advance(self, until_s: float) -> None:
         """Advances to ``until_s``; there must be no change of nodes before that."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from swift.simulate.job import DETECTION_S, PLT_BUDGET, Job, Periods, iterations_of
-from swift.simulate.strategies import ClusterState, Decision, Pause, Saves, Throughput
+from swift.simulate.strategies import Decision, IterationTiming, NodeChange, Pause, Saves
 
 _LONGEST_S = 1e9
 """Mean time between failures to assume for a trace without failures."""
@@ -181,7 +181,7 @@ class Restarting:
         cluster = _Cluster(nodes, PartialExperts(self.job.experts_per_checkpoint))
         return cluster, Decision(self._pace(cluster))
 
-    def change(self, state: _Cluster, moment: ClusterState) -> tuple[_Cluster, Decision | None]:
+    def change(self, state: _Cluster, moment: NodeChange) -> tuple[_Cluster, Decision | None]:
         """Restarts if a node in use is lost, or if another pipeline can be filled."""
         job, nodes = self.job, list(state.nodes)
         num_used = self._num_pipelines(state) * job.problem.num_stages
@@ -214,12 +214,12 @@ class Restarting:
         problem = self.job.problem
         return min(problem.num_pipelines, len(cluster.nodes) // problem.num_stages)
 
-    def _pace(self, cluster: _Cluster) -> Throughput | None:
+    def _pace(self, cluster: _Cluster) -> IterationTiming | None:
         num_pipelines = self._num_pipelines(cluster)
         if not num_pipelines:
             return None
         iteration_s = self.job.iteration_s * self.periods.elastic_ratio(num_pipelines)
-        return Throughput(iteration_s, self.checkpoints.saves(self.job, cluster.partial, iteration_s))
+        return IterationTiming(iteration_s, self.checkpoints.saves(self.job, cluster.partial, iteration_s))
 
     def _restart(self, load_s: float) -> Pause:
         return Pause("reconfiguration", self.job.restart_s + self.job.per_worker_s + load_s)

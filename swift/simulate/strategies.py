@@ -44,7 +44,7 @@ class Saves:
 
 
 @dataclass(frozen=True)
-class Throughput:
+class IterationTiming:
     """Pace of training while the nodes stay the same.
 
     Attributes:
@@ -84,7 +84,7 @@ class Decision:
         waits_for: cause to which time is attributed while there is no pace.
     """
 
-    pace: Throughput | None
+    pace: IterationTiming | None
     loses: Literal["nothing", "iteration", "checkpoint", "storage"] = "nothing"
     pauses: tuple[Pause, ...] = ()
     stretch: float = 1.0
@@ -92,7 +92,7 @@ class Decision:
     waits_for: str = "waiting"
 
 
-class ClusterState(NamedTuple):
+class NodeChange(NamedTuple):
     """A change of nodes, as described to a strategy.
 
     Attributes:
@@ -132,7 +132,7 @@ class Strategy(Protocol):
     def start(self, nodes: tuple[str, ...]) -> tuple[State, Decision]:
         """Returns the initial state for these nodes, and the first decision."""
 
-    def change(self, state: State, moment: ClusterState) -> tuple[State, Decision | None]:
+    def change(self, state: State, moment: NodeChange) -> tuple[State, Decision | None]:
         """Returns the state after a change of nodes, and the effect on training; None without an effect."""
 
 
@@ -158,7 +158,7 @@ class Ideal:
         """Starts with all nodes; the state is their number."""
         return len(nodes), Decision(self._pace(len(nodes)))
 
-    def change(self, state: int, moment: ClusterState) -> tuple[int, Decision]:
+    def change(self, state: int, moment: NodeChange) -> tuple[int, Decision]:
         """Changes the pace immediately, in the middle of an iteration."""
         num_nodes = state + len(moment.added) - len(moment.removed)
         # The rest of the current iteration runs at the new pace.
@@ -167,9 +167,9 @@ class Ideal:
             return num_nodes, Decision(pace, "iteration")
         return num_nodes, Decision(pace, stretch=pace.iteration_s / before.iteration_s)
 
-    def _pace(self, num_nodes: int) -> Throughput | None:
+    def _pace(self, num_nodes: int) -> IterationTiming | None:
         live = min(num_nodes, self.job.num_workers)
-        return Throughput(self.job.iteration_s * self.job.num_workers / live) if live else None
+        return IterationTiming(self.job.iteration_s * self.job.num_workers / live) if live else None
 
 
 class _Assignment(NamedTuple):
@@ -235,7 +235,7 @@ class Rerouting:
         assignment, _ = self._fill(_Assignment({}, (0,) * self.job.problem.num_stages, nodes))
         return assignment, Decision(self._pace(assignment))
 
-    def change(self, state: _Assignment, moment: ClusterState) -> tuple[_Assignment, Decision | None]:
+    def change(self, state: _Assignment, moment: NodeChange) -> tuple[_Assignment, Decision | None]:
         """Continues without the removed nodes, then admits the added ones."""
         left = _without(state, moment.removed)
         num_lost = len(state.stage_of) - len(left.stage_of)
@@ -254,7 +254,7 @@ class Rerouting:
         return assignment, Decision(pace, "iteration" if num_lost else "nothing", pauses)
 
     def _restored(
-        self, assignment: _Assignment, pace: Throughput | None, was_running: bool
+        self, assignment: _Assignment, pace: IterationTiming | None, was_running: bool
     ) -> tuple[_Assignment, Decision]:
         """Decides after the loss of a stage: wait for nodes to fill it, then restore the newest checkpoint."""
         pauses = self._recovery()[:1] if was_running else ()
@@ -273,14 +273,14 @@ class Rerouting:
         join_s = MEASURED_JOIN_S + self.job.per_worker_s + self.job.stage_copy_s
         return (Pause("reconfiguration", join_s),)
 
-    def _pace(self, assignment: _Assignment) -> Throughput | None:
+    def _pace(self, assignment: _Assignment) -> IterationTiming | None:
         if not all(assignment.live_P):
             return None
         D = self.job.problem.num_pipelines
         iteration_s = self.job.iteration_s * self.periods.ratio(tuple(D - live for live in assignment.live_P))
         stored = iterations_of(self.job.stored_s, iteration_s)
         every = self.job.checkpoint_every or stored
-        return Throughput(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))
+        return IterationTiming(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))
 
     def _fill(self, assignment: _Assignment) -> tuple[_Assignment, int]:
         """Moves spare nodes into free places; also returns their number."""
@@ -402,7 +402,7 @@ class Adapting:
         places = self._cut(_Places({}, nodes, 0))
         return places, Decision(self._pace(self._recut_ratio(len(places.stage_of))))
 
-    def change(self, state: _Places, moment: ClusterState) -> tuple[_Places, Decision | None]:
+    def change(self, state: _Places, moment: NodeChange) -> tuple[_Places, Decision | None]:
         """Continues without the removed nodes, then admits the added ones."""
         P = self.job.problem.num_stages
         left = {node: stage for node, stage in state.stage_of.items() if node not in moment.removed}
@@ -486,10 +486,10 @@ class Adapting:
     def _recut_ratio(self, num_nodes: int) -> float:
         return self.periods.recut_ratio(num_nodes) if num_nodes >= self.job.problem.num_stages else math.inf
 
-    def _pace(self, ratio: float) -> Throughput | None:
+    def _pace(self, ratio: float) -> IterationTiming | None:
         if math.isinf(ratio):
             return None
         iteration_s = self.job.iteration_s * ratio
         stored = iterations_of(self.job.stored_s, iteration_s)
         every = self.job.checkpoint_every or stored
-        return Throughput(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))
+        return IterationTiming(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))

@@ -16,7 +16,7 @@ from swift.lazy_names import lazy_names
 if TYPE_CHECKING:
     from swift.config.experiment import Experiment
     from swift.train.display import Terminal, describe, format_duration
-    from swift.train.hosts import HostIndex, join_hosts
+    from swift.train.hosts import HostSettings, join_hosts
     from swift.train.initial_weights import ModelSource, WeightSource
     from swift.train.interrupt import Interrupt
     from swift.train.loop import LiveWorkers, StateStore, TrainLoop
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "swift.config.experiment": ["Experiment"],
     "swift.train.display": ["Terminal", "describe", "format_duration"],
-    "swift.train.hosts": ["HostIndex", "join_hosts"],
+    "swift.train.hosts": ["HostSettings", "join_hosts"],
     "swift.train.initial_weights": ["ModelSource", "WeightSource"],
     "swift.train.interrupt": ["Interrupt"],
     "swift.train.loop": ["LiveWorkers", "StateStore", "TrainLoop"],
@@ -37,7 +37,7 @@ _MODULES = {
 }
 __all__ = [
     "Experiment",
-    "HostIndex",
+    "HostSettings",
     "Interrupt",
     "LiveWorkers",
     "ModelSource",

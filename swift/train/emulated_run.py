@@ -17,7 +17,7 @@ from swift.config.experiment import Experiment
 from swift.data.loader import Loader
 from swift.data.sources import DataError
 from swift.errors import RunError
-from swift.experts.placement.replicas import validate_placement
+from swift.experts.placement.replicas import placement_error
 from swift.mesh.live import local_rows
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps
 from swift.pipeline.state import TrainState
@@ -80,7 +80,7 @@ class RunCheckpoints(StateStore):
     record: RunRecord
     train: Loader
 
-    def on_window_end(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:  # noqa: ARG002
+    def record_window(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:  # noqa: ARG002
         """Counts the tokens of every expert, for the choice of those to save."""
         for record in records:
             self.checkpointer.count(record)
@@ -199,7 +199,7 @@ class RunCheckpoints(StateStore):
 def _invalid_placement(state: TrainState, num_classes: int) -> str | None:
     placement_PLNS = np.concatenate(local_rows(state.placement))
     layers = placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
-    return validate_placement(layers, num_classes)
+    return placement_error(layers, num_classes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,7 +162,7 @@ def _touch(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class HostIndex:
+class HostSettings:
     """The place of this process among the hosts of a run.
 
     Attributes:
@@ -177,7 +177,7 @@ class HostIndex:
     index: int | None = None
 
 
-def own_devices(topology: Topology, place: HostIndex) -> int:
+def own_devices(topology: Topology, place: HostSettings) -> int:
     """Returns the number of devices that each host has to emulate.
 
     Raises:
@@ -191,7 +191,7 @@ def own_devices(topology: Topology, place: HostIndex) -> int:
     return topology.num_devices // place.count
 
 
-def join_hosts(place: HostIndex) -> Hosts:
+def join_hosts(place: HostSettings) -> Hosts:
     """Joins the other hosts, before JAX has started; the devices of all of them are then ``jax.devices()``.
 
     Host 0 and gloo listen at the address of the coordinator alone, or that from which this host reaches it. JAX ends
@@ -229,7 +229,7 @@ def join_hosts(place: HostIndex) -> Hosts:
     return Hosts(jax.process_count(), jax.process_index())
 
 
-def _place_by_surroundings(place: HostIndex) -> tuple[HostIndex, list[int] | None]:
+def _place_by_surroundings(place: HostSettings) -> tuple[HostSettings, list[int] | None]:
     """Returns the place that the surroundings say, and the devices that this process takes; None: all it sees."""
     try:
         address, count, index, devices = find_group(place.count, place.index, _JOINING_S)

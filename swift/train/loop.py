@@ -73,7 +73,7 @@ class LiveWorkers(Protocol):
 class StateStore(Protocol):
     """Keeps states that outlive the devices, and refuses those that must not be kept."""
 
-    def on_window_end(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
+    def record_window(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
         """Notes the state after a window and the records of its iterations, before anything else is done with them."""
 
     def check(self, record: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ class TrainLoop:
             # A share of this window's own time: that of its batches was spent in the window before.
             read_s += upcoming.read_s
             records = self._records(outcome, first, _Times(took_s / len(batches), read_s / len(batches)))
-            self.state_store.on_window_end(state, done, records)
+            self.state_store.record_window(state, done, records)
             try:
                 self.finish(state, done, records)
             except DataError as trouble:

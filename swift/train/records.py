@@ -13,7 +13,7 @@ import numpy as np
 from swift.config.experiment import Experiment
 from swift.data.windows import Batch
 from swift.errors import RunError, SettingError
-from swift.experts.placement.replicas import placement_error
+from swift.experts.placement.replicas import replica_error
 from swift.mesh.devices import host_matmul_flops, peak_flops
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.step.metrics import Sums
@@ -41,7 +41,7 @@ def step_record(
     live = spec.live
     popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))
     routed, dropped, tokens = int(popularity_LE.sum()), int(dropped_LE.sum()), int(metrics["tokens"])
-    flaw = placement_error(replicas_LE, live.num_ranks * spec.experts.slots_per_rank)
+    flaw = replica_error(replicas_LE, live.num_ranks * spec.experts.slots_per_rank)
     return ({} if flaw is None else {"invalid_placement": flaw}) | {
         "step": step,
         "loss": float(metrics["loss"]),

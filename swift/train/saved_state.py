@@ -36,7 +36,7 @@ from swift.checkpoint.reader import RestorePlan, load_plan, load_share, plan_res
 from swift.checkpoint.units import StateSplit
 from swift.config.experiment import Experiment
 from swift.errors import RunError, SettingError
-from swift.experts.placement.replicas import validate_placement
+from swift.experts.placement.replicas import placement_error
 from swift.experts.state_layouts import Decoupled
 from swift.mesh.live import LiveMesh
 from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
@@ -154,7 +154,7 @@ def check_savable(state: TrainState, step: int, num_classes: int) -> None:
         raise RunError(f"the parts are of the state after iteration {steps}, not {step}")
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.master)):
         raise RunError(f"the weights are not finite after iteration {step}")
-    flaw = validate_placement(state.placement.reshape(-1, *state.placement.shape[2:]), num_classes)
+    flaw = placement_error(state.placement.reshape(-1, *state.placement.shape[2:]), num_classes)
     if flaw is not None:
         raise RunError(f"{flaw} after iteration {step}: correct the policy of Experiment.placement")
 

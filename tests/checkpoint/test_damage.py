@@ -106,7 +106,7 @@ def test_a_removal_during_a_verification_is_no_damage(small_run, monkeypatch):
     def check_and_remove(checker, step, name, expected):
         files.append(name)
         if len(files) == 3:
-            manifest.delete_old(run.directory, 1)
+            manifest.delete_old_checkpoints(run.directory, 1)
         return check(checker, step, name, expected)
 
     monkeypatch.setattr(Verifier, "file", check_and_remove)

@@ -20,7 +20,7 @@ from swift.checkpoint import array_files, multi_host_save
 from swift.checkpoint import manifest as digests
 from swift.checkpoint.array_files import write_arrays
 from swift.checkpoint.manifest import checkpoint_steps, clean_up_saves, temporary_path
-from swift.checkpoint.multi_host_save import HostFailed, HostSave, HostShard, InvalidState, Save, SaveCoordinator
+from swift.checkpoint.multi_host_save import HostFailed, HostSave, HostShard, InvalidState, Save, SaveNotes
 from swift.checkpoint.reader import load_plan, plan_restore
 from swift.checkpoint.snapshots import assemble_snapshot
 from swift.checkpoint.writer import save_checkpoint
@@ -229,7 +229,7 @@ def test_values_that_are_not_finite_on_one_host_are_told_to_all(small_run):
 
 
 def test_a_silent_host_is_named_and_one_that_makes_progress_is_awaited(tmp_path):
-    host, other = (SaveCoordinator(tmp_path, SAVE, own, patience_s=0.5) for own in range(2))
+    host, other = (SaveNotes(tmp_path, SAVE, own, patience_s=0.5) for own in range(2))
     with pytest.raises(TimeoutError, match=r"host 1 has not written its part of iteration 4 in 0\.5 s"):
         host.read(1, "filled")
     with ThreadPoolExecutor(1) as thread:
@@ -253,7 +253,7 @@ def test_large_arrays_give_signs_of_progress_before_they_are_through(small_run, 
         for module in (array_files, multi_host_save):
             is_small = module.__name__.endswith(shared)
             monkeypatch.setattr(module, "BLOCK", length if is_small else 1 << 26)
-        monkeypatch.setattr(SaveCoordinator, "sign", lambda _, nth=nth: signs.__setitem__(nth, signs[nth] + 1))
+        monkeypatch.setattr(SaveNotes, "sign", lambda _, nth=nth: signs.__setitem__(nth, signs[nth] + 1))
         save_together(small_run(size=1000).run(3), 2)
     assert signs[1] > signs[0] + 100
 
@@ -271,7 +271,7 @@ def test_a_second_attempt_to_begin_keeps_what_hosts_have_told(small_run):
 
 
 def test_signs_that_begin_anew_are_signs(tmp_path):
-    board, other = (SaveCoordinator(tmp_path, SAVE, own, patience_s=1.0) for own in range(2))
+    board, other = (SaveNotes(tmp_path, SAVE, own, patience_s=1.0) for own in range(2))
     signs = tmp_path / ".step-00000004.5f0c.hosts.tmp" / "host-1.signs"
     other.sign()
     signs.write_bytes(b"." * 100)
@@ -290,7 +290,7 @@ def test_signs_that_begin_anew_are_signs(tmp_path):
 
 @pytest.mark.parametrize("at", [3, -4], ids=["begins", "ends"])
 def test_damage_to_what_a_host_tells_is_seen(tmp_path, at):
-    host, other = (SaveCoordinator(tmp_path, SAVE, own) for own in range(2))
+    host, other = (SaveNotes(tmp_path, SAVE, own) for own in range(2))
     other.post("checked", {"files": {}})
     (path,) = tmp_path.glob(".step*/host-1.checked")
     content = bytearray(path.read_bytes())
@@ -302,9 +302,9 @@ def test_damage_to_what_a_host_tells_is_seen(tmp_path, at):
 
 def test_an_earlier_attempt_of_a_save_tells_nothing(tmp_path):
     """Host 1 had done its part in it."""
-    SaveCoordinator(tmp_path, Save(4, "0000"), 1).post("filled", {})
+    SaveNotes(tmp_path, Save(4, "0000"), 1).post("filled", {})
     with pytest.raises(TimeoutError):
-        SaveCoordinator(tmp_path, SAVE, 0, patience_s=0).read(1, "filled")
+        SaveNotes(tmp_path, SAVE, 0, patience_s=0).read(1, "filled")
 
 
 def test_a_disk_without_room_is_not_filled(small_run, monkeypatch):

@@ -82,10 +82,10 @@ def engine_of(plain, config=LITTLE):
 
 def is_clean(engine):
     """Whether every page is free or of the tree, and nothing is locked."""
-    drafts = engine.drafts
+    sequences = engine.pool
     return (
-        sorted(drafts.free + tree_pages(drafts.tree.root)) == list(range(engine.num_pages))
-        and drafts.tree.num_locked == 0
+        sorted(sequences.free + tree_pages(sequences.tree.root)) == list(range(engine.num_pages))
+        and sequences.tree.num_locked == 0
     )
 
 

@@ -209,7 +209,7 @@ def test_an_error_ends_the_other_runs(writer):
 
     with pytest.raises(ValueError, match="mine"):
         writer.run(program, [(number,) for number in range(4)])
-    assert writer.engine.is_idle or writer.engine.drafts.running
+    assert writer.engine.is_idle or writer.engine.pool.running
     after = writer.prompt("text ")
     after += Gen("a", max_tokens=2, sampling=GREEDY)
     assert len(after["a"]) == 2

@@ -133,7 +133,7 @@ def test_device_consistency(cache):
 CONFIG = TextEngineConfig(cache_tokens=64)
 
 
-def drafts(shares=True):
+def sequences(shares=True):
     """The owner of a tree, with 64 pages for texts of up to 64 tokens."""
     return SequencePool(CONFIG.cache_tokens, 64, 64, CONFIG.batch, shares)
 
@@ -147,13 +147,13 @@ def added(owner, tokens, max_tokens=1):
 
 def compute(owner):
     """Notes that all texts are read."""
-    for draft in owner.running:
-        draft.mark_computed(len(draft.tokens))
-        draft.is_read = True
+    for sequence in owner.running:
+        sequence.mark_computed(len(sequence.tokens))
+        sequence.is_read = True
 
 
 def test_reset():
-    owner = drafts()
+    owner = sequences()
     added(owner, [1, 2, 3])
     compute(owner)
     assert owner.tree.num_tokens == 3
@@ -164,27 +164,27 @@ def test_reset():
 
 def test_disabled_cache():
     """Nothing is found, held or kept where texts share nothing, and requests end as otherwise."""
-    owner = drafts(shares=False)
+    owner = sequences(shares=False)
     for _ in range(2):
         added(owner, [1, 2, 3, 4, 5])
         assert owner.running[-1].num_shared == 0
         compute(owner)
     assert (owner.tree.num_tokens, len(owner.free)) == (0, 54)
-    for draft in list(owner.running):
-        owner.finish(draft)
+    for sequence in list(owner.running):
+        owner.finish(sequence)
     assert sorted(owner.free) == list(range(64))
 
 
 def is_conserved(owner):
     """The invariant of that cache's scheduler: pages are free, can be evicted, are protected, or are of a request."""
-    own = sum(draft.num_pages - draft.num_shared for draft in owner.running)
+    own = sum(sequence.num_pages - sequence.num_shared for sequence in owner.running)
     return len(owner.free) + owner.tree.num_evictable + owner.tree.num_locked + own == 64
 
 
 @pytest.mark.parametrize("num_read", [0, 4, 7, 16], ids=["not begun", "a part", "an odd part", "all"])
 def test_chunked_tail_retract_no_leak(num_read):
     """A request that goes with a part of its prompt read leaves no page behind, whose beginning another one holds."""
-    owner = drafts()
+    owner = sequences()
     first = added(owner, list(range(8)), 4)
     compute(owner)
     second = added(owner, list(range(16)), 4)
@@ -199,12 +199,12 @@ def test_chunked_tail_retract_no_leak(num_read):
 
 def test_retract_after_growth_no_leak():
     """And one that goes in the midst of its answer."""
-    owner = drafts()
+    owner = sequences()
     answer = added(owner, list(range(8)), 4)
     compute(owner)
-    draft = owner.running[0]
+    sequence = owner.running[0]
     for token in (20, 21):
-        owner.append([(draft, token)])
+        owner.append([(sequence, token)])
         assert is_conserved(owner)
     owner.cancel(answer)
     assert is_conserved(owner)
@@ -213,12 +213,12 @@ def test_retract_after_growth_no_leak():
 
 def test_the_same_answer_twice_no_leak():
     """Two requests compute the same text, each for itself; one copy is kept."""
-    owner = drafts()
+    owner = sequences()
     answers = [added(owner, list(range(8)), 4) for _ in range(2)]
     compute(owner)
-    owner.append([(draft, 20) for draft in owner.running])
-    for draft in owner.running:
-        draft.mark_computed(9)
+    owner.append([(sequence, 20) for sequence in owner.running])
+    for sequence in owner.running:
+        sequence.mark_computed(9)
     for answer in answers:
         owner.cancel(answer)
         assert is_conserved(owner)

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from swift.mesh.live import live_mesh
-from swift.mesh.peer_sum import PeerAllReduce, tree_levels, unequal_group_reduction
+from swift.mesh.peer_sum import PeerAllReduce, reduction_for_unequal_groups, tree_levels
 from swift.mesh.per_rank import RANKED, SHARED
 from swift.topology import Topology
 
@@ -125,7 +125,7 @@ def test_alone_a_sum_is_the_identity_even_for_virtual_ranks():
 
 def test_peers_of_a_mesh_with_a_hole():
     live = live_mesh(Topology(2, 2, 2), "emulated", frozenset({(1, 0)}))
-    peer_sum = PeerAllReduce(live.peers, unequal_group_reduction(live.mesh.devices.flat[0].platform))
+    peer_sum = PeerAllReduce(live.peers, reduction_for_unequal_groups(live.mesh.devices.flat[0].platform))
     run = jax.jit(live.per_rank(lambda *parts: peer_sum(parts), (RANKED, SHARED), (RANKED, SHARED)))
     ranked, shared = np.arange(12, dtype=np.float32).reshape(3, 2, 2), np.array([5, 6, 7], np.int32)
     got_ranked, got_shared = run(ranked, shared)
@@ -142,6 +142,6 @@ def test_groups_have_to_cover_the_axis():
 
 
 def test_a_tree_is_for_platforms_that_are_not_known_to_group():
-    assert [unequal_group_reduction(platform) for platform in ("cpu", "gpu", "tpu", "abacus")] == ["grouped"] + [
+    assert [reduction_for_unequal_groups(platform) for platform in ("cpu", "gpu", "tpu", "abacus")] == ["grouped"] + [
         "tree"
     ] * 3

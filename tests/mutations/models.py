@@ -48,6 +48,6 @@ MUTATIONS = (
     Mutation("models/modules.py", "x_BTD + self.shared(normed_BTD)", "x_BTD - self.shared(normed_BTD)", DECODERS),
     Mutation("generate/paged_model.py", "<= position_RC[:", "< position_RC[:", GENERATION),
     Mutation("generate/texts.py", "pages[num_matched:].copy()", "pages[num_matched:]", GENERATION),
-    Mutation("generate/paged_model.py", "draft.mark_computed(last + 1)", "pass", GENERATION),
+    Mutation("generate/paged_model.py", "sequence.mark_computed(last + 1)", "pass", GENERATION),
     Mutation("generate/request.py", "sums_BK > uniform_B", "sums_BK >= 1 - uniform_B", GENERATION),
 )

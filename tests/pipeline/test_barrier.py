@@ -48,7 +48,7 @@ def two_steps():
 def test_a_window_with_a_barrier_does_what_one_without_does(monkeypatch):
     staggered, weights, kind = two_steps()
     assert (kind, staggered.was_discarded) == ("window", False)
-    monkeypatch.setattr(program_module, "unequal_group_reduction", lambda _: "tree")
+    monkeypatch.setattr(program_module, "reduction_for_unequal_groups", lambda _: "tree")
     outcome, along_tree, kind = two_steps()
     assert (kind, outcome.was_discarded) == ("single", False)
     chex.assert_trees_all_close(along_tree, weights, rtol=1e-12, atol=1e-14)
@@ -57,7 +57,7 @@ def test_a_window_with_a_barrier_does_what_one_without_does(monkeypatch):
 
 
 def test_equal_peers_need_no_barrier(monkeypatch):
-    monkeypatch.setattr(program_module, "unequal_group_reduction", lambda _: "tree")
+    monkeypatch.setattr(program_module, "reduction_for_unequal_groups", lambda _: "tree")
     engine = replace(SETUP, topology=Topology(2, 2)).engine(frozenset(), "none")
     assert engine.steps.main == "window"
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from swift.simulate.engine import simulate
-from swift.simulate.strategies import Decision, Pause, Saves, Throughput
+from swift.simulate.strategies import Decision, IterationTiming, Pause, Saves
 from swift.simulate.traces import Event, Trace
 
 SAVES = Saves(every=3, stall_s=1.0)
-PACE = Throughput(10.0, SAVES)
+PACE = IterationTiming(10.0, SAVES)
 
 
 @dataclass(frozen=True)
@@ -69,26 +69,26 @@ def test_all_since_the_newest_save_is_lost():
 
 
 def test_a_save_that_cannot_be_restored_yet_is_no_help():
-    slow = Decision(Throughput(10.0, Saves(3, 1.0, lag=2)), "iteration")
+    slow = Decision(IterationTiming(10.0, Saves(3, 1.0, lag=2)), "iteration")
     outcome, _ = run(slow, Decision(PACE, "checkpoint"), times=(10.0, 10.0 + 41.5))
     # The second pace has 4 iterations by then. A save after the third takes 2 more to be of use.
     assert outcome.spent_s["lost"] == pytest.approx(10 + 40 + 0.5)
 
 
 def test_the_iteration_under_way_is_finished_first():
-    outcome, _ = run(Decision(Throughput(20.0), "nothing", (Pause("reconfiguration", 2.0),), stretch=2.0))
+    outcome, _ = run(Decision(IterationTiming(20.0), "nothing", (Pause("reconfiguration", 2.0),), stretch=2.0))
     # 9 of its 10 s are over: 2 s more, 2 s of a pause, 46 s at half the speed.
     assert spent(outcome) == {"useful": 73.0, "slowdown": 24.0, "saving": 1.0, "reconfiguration": 2.0}
 
 
 def test_a_save_under_way_is_finished_first():
-    outcome, _ = run(Decision(Throughput(10.0), "nothing"), times=(30.25,))
+    outcome, _ = run(Decision(IterationTiming(10.0), "nothing"), times=(30.25,))
     assert spent(outcome) == {"useful": 99.0, "saving": 1.0}
 
 
 def test_what_was_saved_before_a_pause_is_not_lost_by_a_later_turn():
-    saved = Decision(Throughput(10.0), "nothing", (Pause("saving", 2.0),), saved=True)
-    outcome, told = run(saved, Decision(Throughput(10.0), "checkpoint"), times=(45.0, 80.0))
+    saved = Decision(IterationTiming(10.0), "nothing", (Pause("saving", 2.0),), saved=True)
+    outcome, told = run(saved, Decision(IterationTiming(10.0), "checkpoint"), times=(45.0, 80.0))
     # At 51 s the fifth iteration is done and saved; from 53 s on there are 2 more, which are lost, and 7 s.
     assert (told[1].iterations_run, told[1].iterations_kept) == (7, 7)
     assert spent(outcome) == {"useful": 70.0, "saving": 3.0, "lost": 27.0}
@@ -105,7 +105,7 @@ def test_a_new_failure_ends_the_pauses_and_a_new_join_waits_for_them():
 
 
 def test_the_rest_of_an_iteration_is_stretched_again_by_a_second_turn():
-    slower = Decision(Throughput(20.0), "nothing", stretch=2.0)
+    slower = Decision(IterationTiming(20.0), "nothing", stretch=2.0)
     outcome, _ = run(slower, slower, times=(45.0, 47.0))
     # 6 s were left, then 12, of which 2 pass, and of the other 10 there are 20.
     assert outcome.stretches[1].end_s == pytest.approx(47 + 20)

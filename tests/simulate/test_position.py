@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.simulate.engine import position
-from swift.simulate.strategies import Saves, Throughput
+from swift.simulate.strategies import IterationTiming, Saves
 
 
 def one_by_one(pace, elapsed_s):
@@ -32,7 +32,7 @@ def one_by_one(pace, elapsed_s):
 )
 @settings(max_examples=400, deadline=None)
 def test_the_position_is_that_of_every_iteration_run(iteration_s, every, stall_s, first, lag, elapsed_s):
-    pace = Throughput(iteration_s, Saves(every, stall_s, min(lag, every), tuple(first)))
+    pace = IterationTiming(iteration_s, Saves(every, stall_s, min(lag, every), tuple(first)))
     done, partial_s, saving_s, left_s, begun = one_by_one(pace, elapsed_s)
     at = position(pace, elapsed_s)
     assert at.iterations == done
@@ -42,11 +42,11 @@ def test_the_position_is_that_of_every_iteration_run(iteration_s, every, stall_s
 
 
 def test_without_saves_nothing_can_be_restored():
-    at = position(Throughput(2.0), 7.0)
+    at = position(IterationTiming(2.0), 7.0)
     assert (at.iterations, at.partial_s, at.saved, at.stored) == (3, 1.0, 0, 0)
 
 
 def test_storage_is_whole_one_interval_later():
-    pace = Throughput(1.0, Saves(1, lag=1, storage_every=5))
+    pace = IterationTiming(1.0, Saves(1, lag=1, storage_every=5))
     assert [position(pace, seconds).stored for seconds in (4.0, 9.5, 10.0, 14.0, 15.0)] == [0, 0, 5, 5, 10]
     assert position(pace, 14.0).saved == 13

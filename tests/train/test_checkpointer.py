@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.checkpoint.multi_host_save import HostFailed, Save, SaveCoordinator
+from swift.checkpoint.multi_host_save import HostFailed, Save, SaveNotes
 from swift.errors import RunError
 from swift.train.checkpointer import Attempts, Checkpointer, HostStates
 from swift.train.hosts import Hosts
@@ -50,7 +50,7 @@ def test_weights_that_are_not_finite_are_not_saved_and_what_a_policy_remembers_i
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
 def test_a_host_without_memory_for_its_part_says_so_and_the_first_hears_of_it(tmp_path, capsys, kind):
-    save, first = Save(4, "5f0c"), SaveCoordinator(tmp_path / "checkpoints", Save(4, "5f0c"), 0)
+    save, first = Save(4, "5f0c"), SaveNotes(tmp_path / "checkpoints", Save(4, "5f0c"), 0)
 
     def no_memory():
         raise kind("RESOURCE_EXHAUSTED: out of memory\nand more")

@@ -54,7 +54,7 @@ class Parts:
     def end_window(self, _, done):
         self.calls.append(f"leave {done}")
 
-    def on_window_end(self, state, done, _):
+    def record_window(self, state, done, _):
         assert state == done
         self.calls.append(f"computed {done}")
 

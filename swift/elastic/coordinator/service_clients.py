@@ -13,7 +13,7 @@ from typing import Protocol
 
 from swift.checkpoint.manifest import checkpoint_path, checkpoint_steps, read_manifest
 from swift.checkpoint.writer import RETRY_PAUSES_S
-from swift.elastic.membership.messages import Process, ShardLayout, StateId, complete_workers, covers_all_stages
+from swift.elastic.membership.messages import Process, ShardLayout, StateId, complete_workers, covers_whole_state
 from swift.elastic.transport.children import Children
 from swift.elastic.transport.messages import (
     CHECKPOINT_ANSWERS,
@@ -172,7 +172,7 @@ class CheckpointClient:
         parts = self._parts.setdefault(snapshot.stamp, set())
         parts.add(snapshot.member.process)
         cut = self._cuts.get(snapshot.stamp.generation, DEFAULT_ASSIGNMENT)
-        if covers_all_stages(self._processes, parts, cut or self._own_cut):
+        if covers_whole_state(self._processes, parts, cut or self._own_cut):
             self._unsaved, self._num_failures, self._retry_at = None, 0, None
             # Some ranks of a worker that is not needed may have kept their parts already.
             complete = complete_workers(self._processes, parts)

@@ -116,7 +116,7 @@ def lost_stages(
     return tuple(sorted(lost))
 
 
-def covers_all_stages(
+def covers_whole_state(
     processes: Collection[Process], holders: Collection[Process], cut: ChunkAssignment = DEFAULT_ASSIGNMENT
 ) -> bool:
     """Returns whether the complete workers among the holders have a whole state between them.
@@ -129,16 +129,16 @@ def covers_all_stages(
         cut: workers that hold each chunk in this state.
 
     >>> processes = processes_of(Topology(2, 2))
-    >>> covers_all_stages(processes, processes[:2]), covers_all_stages(processes, processes[:1])
+    >>> covers_whole_state(processes, processes[:2]), covers_whole_state(processes, processes[:1])
     (True, False)
-    >>> covers_all_stages(processes, processes[:1], ChunkAssignment(((0, 0), (0, 1))))
+    >>> covers_whole_state(processes, processes[:1], ChunkAssignment(((0, 0), (0, 1))))
     True
     """
     complete = complete_workers(processes, holders)
     return not cut.lost_chunks(complete) if cut else not lost_stages(processes, holders)
 
 
-def newest_common_state(
+def newest_complete_state(
     processes: Collection[Process],
     held_by: Mapping[Process, frozenset[StateId]],
     cut_of: Callable[[int], ChunkAssignment] = lambda generation: DEFAULT_ASSIGNMENT,  # noqa: ARG005
@@ -152,12 +152,12 @@ def newest_common_state(
 
     >>> processes = processes_of(Topology(2, 2))
     >>> held = [{StateId(1, 5), StateId(1, 6)}, {StateId(1, 5)}, {StateId(1, 4), StateId(1, 5)}, {StateId(0, 9)}]
-    >>> newest_common_state(processes, dict(zip(processes, map(frozenset, held))))
+    >>> newest_complete_state(processes, dict(zip(processes, map(frozenset, held))))
     StateId(generation=1, step=5)
     """
     for stamp in sorted(frozenset().union(*held_by.values()), reverse=True):
         holders = [process for process, states in held_by.items() if stamp in states]
-        if covers_all_stages(processes, holders, cut_of(stamp.generation)):
+        if covers_whole_state(processes, holders, cut_of(stamp.generation)):
             return stamp
     return None
 

@@ -73,7 +73,7 @@ from swift.elastic.membership.messages import (
     StopRequested,
     StopRun,
     Tick,
-    newest_common_state,
+    newest_complete_state,
 )
 from swift.elastic.membership.status import (
     BlockMoves,
@@ -293,7 +293,7 @@ class Membership(RunStatus):
             slices = _Slices(layouts, held_by, generation.known_slices)
             go, layouts = _elastic_go_live(number, members, slices)
         else:
-            stamp = newest_common_state(self.processes, held_by, self.cut_of)
+            stamp = newest_complete_state(self.processes, held_by, self.cut_of)
             holders = tuple(member for member in members if stamp in generation.member_states[member])
             go = ActivateGeneration(
                 number,

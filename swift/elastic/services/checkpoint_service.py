@@ -32,7 +32,7 @@ from swift.checkpoint.units import StateSplit
 from swift.checkpoint.writer import save_checkpoint
 from swift.config.experiment import Experiment
 from swift.data.loader import check_same_data
-from swift.elastic.membership.messages import Process, StateId, complete_workers, covers_all_stages, processes_of
+from swift.elastic.membership.messages import Process, StateId, complete_workers, covers_whole_state, processes_of
 from swift.elastic.state.ledger_counts import LedgerCounts
 from swift.elastic.state.run_files import RunFiles
 from swift.elastic.state.slices import ElasticSpecs, Handover, is_elastic
@@ -149,7 +149,7 @@ class ShardedState:
         everyone = processes_of(self.spec.live.topology, by_rank=self.by_rank)
         complete, chunks = complete_workers(everyone, in_order), self.spec.chunks
         has_parts = any(process.worker not in complete for process in in_order)
-        has_all = covers_all_stages(
+        has_all = covers_whole_state(
             everyone, in_order, self.cut or ChunkAssignment(() if chunks.matches_stages else chunks.stage_DC)
         )
         assert len(in_order) == len(holders), f"holders are {holders}"
@@ -426,7 +426,8 @@ class CheckpointService:
         """
         assert self.init_from is not None
         plan = self.init_from.plan(self.experiment)
-        host = jax.device_get(self._spec_of(processes).checkpoint_spec.shard_params(self.init_from.parameters(plan)))
+        spec = self._spec_of(processes).checkpoint_spec
+        host = jax.device_get(spec.state_without_slots(self.init_from.parameters(plan)))
         self._parts(processes).keep(host, StateId(generation, 0), processes)
         return self.init_from.facts(plan)
 
@@ -492,7 +493,7 @@ def _failure(command: CheckpointCommand, newest: int | None, error: Exception) -
     return CommandFailed("load", newest if command.step is None else command.step, reason, command.generation)
 
 
-class ShutdownRequest:
+class ServiceShutdown:
     """The end of a service's process, after the last command or where nobody reads its answers any longer.
 
     If its supervisor was killed it removes the memory of the run: members do so, too, but the end of their coordination
@@ -538,7 +539,7 @@ def run_checkpoint_service(
         by_rank: whether a process is an expert rank, rather than a whole worker.
         init_from: run whose weights this one begins with; None: it draws its own.
     """
-    leave = ShutdownRequest(scratch)
+    leave = ServiceShutdown(scratch)
     output = LineWriter(leave)
     configure_jax(experiment, num_devices=1)
     service = CheckpointService(

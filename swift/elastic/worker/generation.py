@@ -5,8 +5,8 @@
 
 ``ProgramPreloader`` loads the programs of the next generation where members keep their devices. XLA binds a loaded
 program to its devices, so in any other transition a member loads its program only once it has the devices of the new
-generation, and training waits for that. ``StateCache`` has the states that outlive a generation: on its devices while
-it runs, and in shared memory for the next one.
+generation, and training waits for that. ``RetainedStates`` has the states that outlive a generation: on its devices
+while it runs, and in shared memory for the next one.
 """
 
 import sys
@@ -126,7 +126,7 @@ class GenerationStates(StateStore):
     restored: StateId | None
     saved: int = 0
 
-    def on_window_end(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
+    def record_window(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
         """Keeps this state and the one before it, and copies slices of another rank if that is due."""
         before = max(self.states)
         for old_step in [step for step in self.records if step < before.step]:
@@ -387,7 +387,7 @@ class ProgramPreloader:
         return GenerationPrograms(ahead, before, compiled_transfer(before, spec, self._executables, *shares))
 
 
-class StateCache:
+class RetainedStates:
     """The newest states of a process, which outlive its generations once they are kept.
 
     Args:

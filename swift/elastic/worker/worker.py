@@ -4,7 +4,7 @@ Between two generations its part of the state is in shared memory, once for each
 another process may not have finished the last one. Devices, with all that is on them, outlive a generation only where
 its members stay connected, as blocks move; programs come from the run's executable cache.
 
-``WorkerSpec`` has the settings of a process and the stores that it shares with others. ``AbortableWaits`` has its waits
+``WorkerSpec`` has the settings of a process and the stores that it shares with others. ``AbortableGroup`` has its waits
 for other members of its group, which end once another generation is to be formed at once.
 """
 
@@ -51,7 +51,7 @@ from swift.elastic.worker.generation import (
     GenerationRun,
     GenerationStates,
     ProgramPreloader,
-    StateCache,
+    RetainedStates,
     run_generation,
 )
 from swift.errors import RunError
@@ -149,7 +149,7 @@ class WorkerSpec:
             await_deaths(error)
 
 
-class AbortableWaits:
+class AbortableGroup:
     """The group of which this process is a member, and the time limit for its main thread to react to an abort.
 
     Args:
@@ -211,7 +211,7 @@ class WorkerProcess:
         self._data = tuple(self._experiment.loader(split, scratch.corpus) for split in ("train", "validation"))
         check_same_data(scratch.data(), self._data[0].state())
         self._executables = worker_spec.programs()
-        self._kept = StateCache(worker_spec.states(), worker_spec.memory_checkpoint_every)
+        self._kept = RetainedStates(worker_spec.states(), worker_spec.memory_checkpoint_every)
         # No array of this backend is kept: generations have backends of their own.
         self._specs = worker_spec.step_specs()
         spec = self._specs.on(self._experiment.topology.num_expert_ranks)
@@ -227,7 +227,7 @@ class WorkerProcess:
         gc.collect()
         gc.freeze()  # objects that exist now stay: leaving a generation need not traverse them
         self._num_devices = 1 if worker_spec.by_rank else self._experiment.topology.num_expert_ranks
-        self._waits = AbortableWaits(self._kept.keep)
+        self._waits = AbortableGroup(self._kept.keep)
         self._members: tuple[Member, ...] = ()  # of the last generation
         self._neighbour_copies: NeighbourCopies | None = None
         self._channel = ControlChannel(worker_spec.gone)

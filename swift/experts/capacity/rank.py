@@ -28,7 +28,7 @@ from swift.experts.capacity.token_exchange import Ends
 from swift.experts.capacity.token_split import (
     BITS,
     ONE,
-    FreeRows,
+    RowLimits,
     Slots,
     by_source,
     divide_exactly,
@@ -39,7 +39,7 @@ from swift.experts.config import ExpertConfig
 from swift.experts.grouped_matmul import Groups
 
 
-class AdmittedTokens(NamedTuple):
+class TokenCounts(NamedTuple):
     """Numbers of (token, choice) pairs that are served and dropped, by source rank."""
 
     kept_NDS: jax.Array  # int32, by slot
@@ -49,7 +49,7 @@ class AdmittedTokens(NamedTuple):
 
 def admit_tokens(
     config: ExpertConfig, counts_NE: Int[Array, "N E"], placement_NS: Int[Array, "N S"], local_tokens: int
-) -> AdmittedTokens:
+) -> TokenCounts:
     """Splits the tokens of all sources over the slots and drops the tokens that do not fit.
 
     Args:
@@ -59,7 +59,7 @@ def admit_tokens(
         local_tokens: tokens of a source rank.
     """
     num_ranks, num_slots = placement_NS.shape
-    rooms = FreeRows(config.rows_per_rank(local_tokens, num_ranks), config.rows_per_buffer(local_tokens, num_ranks))
+    rooms = RowLimits(config.rows_per_rank(local_tokens, num_ranks), config.rows_per_buffer(local_tokens, num_ranks))
     slots, most_pairs = Slots.of(placement_NS, config.num_classes), local_tokens * config.top_k
 
     if config.spare_rounds is None:
@@ -80,7 +80,7 @@ def admit_tokens(
         return jax.vmap(slots.by_class)(pairs_NDS.reshape(num_ranks, -1))
 
     sent_NE = by_class(sent_NDS)
-    return AdmittedTokens(kept_NDS, counts_NE - by_class(kept_NDS), counts_NE - sent_NE)
+    return TokenCounts(kept_NDS, counts_NE - by_class(kept_NDS), counts_NE - sent_NE)
 
 
 def in_proportion(wanted_XY: Int[Array, "... Y"], room: int, most: int) -> Int[Array, "... Y"]:

@@ -101,7 +101,7 @@ def divide_exactly(part: Int[Array, "..."], total: Int[Array, "..."], most: int)
     return quotient
 
 
-class FreeRows(NamedTuple):
+class RowLimits(NamedTuple):
     """Rows available for tokens."""
 
     rank: int  # rows of a rank, for all sources
@@ -150,7 +150,7 @@ def split_tokens(
     counts_NE: Int[Array, "N E"],
     placement_NS: Int[Array, "N S"],
     slots: Slots,
-    rooms: FreeRows,
+    rooms: RowLimits,
     most_pairs: int,
     rounds: int,
 ) -> Int[Array, "N M"]:
@@ -179,7 +179,7 @@ def split_tokens(
 
 
 def _scaling(
-    counts_NM: jax.Array, slots_per_rank: int, slots: Slots, rooms: FreeRows, most_pairs: int
+    counts_NM: jax.Array, slots_per_rank: int, slots: Slots, rooms: RowLimits, most_pairs: int
 ) -> Callable[[jax.Array], jax.Array]:
     """Returns the function for one round: every source's shares (in units of 2^-22, at least 1) -> new shares."""
     num_ranks = len(counts_NM)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         load_imbalance,
         placement_error,
         replica_counts,
-        validate_placement,
+        replica_error,
     )
     from swift.experts.placement.symi import Symi
     from swift.experts.placement.trial import check_policy
@@ -49,8 +49,8 @@ _MODULES = {
         "contiguous",
         "load_imbalance",
         "replica_counts",
+        "replica_error",
         "placement_error",
-        "validate_placement",
     ],
     "swift.experts.placement.symi": ["Symi"],
     "swift.experts.placement.trial": ["check_policy"],
@@ -75,9 +75,9 @@ __all__ = [
     "placement_error",
     "rank_loads",
     "replica_counts",
+    "replica_error",
     "split_tokens",
     "uniform_placement",
-    "validate_placement",
 ]
 
 if not TYPE_CHECKING:

@@ -101,7 +101,7 @@ def total_tokens(popularity_E: Int[Array, "... E"]) -> Float[Array, "..."]:
     return high.astype(jnp.float32) * 65536 + low.astype(jnp.float32)
 
 
-def placement_error(replicas_LE: Int[np.ndarray, "L E"], num_slots: int) -> str | None:
+def replica_error(replicas_LE: Int[np.ndarray, "L E"], num_slots: int) -> str | None:
     """Describes the first fault of a placement, given its replica counts; None for a valid placement.
 
     Args:
@@ -123,9 +123,9 @@ def placement_error(replicas_LE: Int[np.ndarray, "L E"], num_slots: int) -> str 
     return None
 
 
-def validate_placement(placement_LNS: Int[np.ndarray, "L N S"], num_classes: int) -> str | None:
+def placement_error(placement_LNS: Int[np.ndarray, "L N S"], num_classes: int) -> str | None:
     """Describes the first fault of a placement, given the expert in every slot; None for a valid placement."""
     num_slots = math.prod(placement_LNS.shape[1:])
     placement_LM = placement_LNS.reshape(-1, num_slots)
     replicas_LE = [np.count_nonzero(placement_LM == number, axis=1) for number in range(num_classes)]
-    return placement_error(np.stack(replicas_LE, axis=1), num_slots)
+    return replica_error(np.stack(replicas_LE, axis=1), num_slots)

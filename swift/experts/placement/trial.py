@@ -16,7 +16,7 @@ import numpy as np
 
 from swift.errors import SettingError, error_line
 from swift.experts.placement.policy import PlacementPolicy
-from swift.experts.placement.replicas import validate_placement
+from swift.experts.placement.replicas import placement_error
 
 _TRACED = (
     "needs a number where JAX has none yet, since it traces the policy before there is a load: "
@@ -132,7 +132,7 @@ class _Trial:
 
     def _check(self, when: str, placement: jax.Array, num_classes: int) -> None:
         placement_LNS = np.asarray(placement)
-        reason = validate_placement(placement_LNS, num_classes)
+        reason = placement_error(placement_LNS, num_classes)
         if reason is not None:
             text = str(placement_LNS.reshape(len(placement_LNS), -1).tolist())
             self.refuse(f"{when} {text if len(text) < 80 else text[:77] + '...'}: {reason}")

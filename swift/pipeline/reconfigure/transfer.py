@@ -32,7 +32,7 @@ from jax.stages import Compiled
 
 from swift.errors import RunError
 from swift.mesh.live import LiveMesh, local_rows
-from swift.mesh.peer_sum import PeerAllReduce, unequal_group_reduction
+from swift.mesh.peer_sum import PeerAllReduce, reduction_for_unequal_groups
 from swift.mesh.per_rank import RANKED, SHARED, is_spec, map_specs
 from swift.mesh.state_rows import broadcast_bits, source_rows, transfer_rows, transferred_bytes
 from swift.models.cuts import Chunks
@@ -657,7 +657,7 @@ class Routes:
         concerns_RC = takes_RC.copy()
         concerns_RC[giver_C, np.arange(len(giver_C))] = True
         groups = [np.flatnonzero(rows).tolist() for rows in concerns_RC.T]
-        rounds = Rounds.of(groups, concerns_RC, unequal_group_reduction(new.live.mesh.devices.flat[0].platform))
+        rounds = Rounds.of(groups, concerns_RC, reduction_for_unequal_groups(new.live.mesh.devices.flat[0].platform))
         return cls(old, new, tuple(giver_C.tolist()), rounds.chunk_HT, takes_RC, rounds.sums)
 
     @property

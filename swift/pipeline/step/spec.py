@@ -26,7 +26,7 @@ from swift.experts.config import ExpertConfig
 from swift.experts.placement.policy import PlacementPolicy
 from swift.experts.state_layouts import Decoupled, Layout
 from swift.mesh.live import LiveMesh
-from swift.mesh.peer_sum import PeerAllReduce, Unequal, unequal_group_reduction
+from swift.mesh.peer_sum import PeerAllReduce, Unequal, reduction_for_unequal_groups
 from swift.mesh.per_rank import RANKED, SHARED, is_spec
 from swift.models.config import Remat
 from swift.models.cuts import Chunks, Cut, make_cut
@@ -242,7 +242,7 @@ class StepSpec:
     @cached_property
     def rounds(self) -> Rounds:
         """Sums over the workers that hold the same chunk."""
-        unequal = unequal_group_reduction(self.live.mesh.devices.flat[0].platform)
+        unequal = reduction_for_unequal_groups(self.live.mesh.devices.flat[0].platform)
         return Rounds.of(self.peers_C, self.chunks.holds_HC, unequal)
 
     @property
@@ -337,9 +337,9 @@ class StepSpec:
 
     def state_from_params(self, params: Mapping[str, jax.Array]) -> TrainState:
         """Creates the state before the first iteration from parameters ``[layer, class, size]`` by group."""
-        return self.fill_slots(self.shard_params(params))
+        return self.fill_slots(self.state_without_slots(params))
 
-    def shard_params(self, params: Mapping[str, jax.Array]) -> TrainState:
+    def state_without_slots(self, params: Mapping[str, jax.Array]) -> TrainState:
         """Creates the state from parameters, without slots."""
         return jax.jit(self._lay_out, out_shardings=replace(self.shardings, slots={}))(dict(params))
 

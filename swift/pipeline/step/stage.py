@@ -137,12 +137,12 @@ class ForwardStage:
             if not other_kinds:
                 common, kind_values = block(only, first[only] + index, index, common, by_kind[only])
                 return common, {only: kind_values}
-            stash_index, is_moe = (jnp.asarray(table)[chunk, index] for table in (cut.stack_index_PB, cut.is_moe_PB))
+            index_in_kind, is_moe = (jnp.asarray(table)[chunk, index] for table in (cut.stack_index_PB, cut.is_moe_PB))
             for kind in (only, *other_kinds):
                 runs = is_moe if kind else ~is_moe
                 same = lambda *same: same  # noqa: E731
                 common, kind_values = lax.cond(
-                    runs, partial(block, kind, first[kind] + stash_index, stash_index), same, common, by_kind[kind]
+                    runs, partial(block, kind, first[kind] + index_in_kind, index_in_kind), same, common, by_kind[kind]
                 )
                 by_kind = by_kind | {kind: kind_values}
             return common, by_kind

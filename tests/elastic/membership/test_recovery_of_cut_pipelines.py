@@ -7,8 +7,8 @@ from swift.elastic.membership.messages import (
     FormGeneration,
     StageLost,
     StateId,
-    covers_all_stages,
-    newest_common_state,
+    covers_whole_state,
+    newest_complete_state,
 )
 from swift.schedules.plans.normalize import ChunkAssignment, Move
 from tests.elastic.membership.script import MOVED, A, B, C, D, found, lost, moved, script_live
@@ -103,8 +103,8 @@ def test_who_has_the_place_of_another_counts_for_its_blocks():
     """B is down: A has the first half of the layers, D in B's place the second one, and C all of them."""
     everyone, newest = (A, B, C, D), StateId(3, 9)
     cut = ChunkAssignment(((0, 0, 1, 1), (0, 0, 0, 0)), (Move(D.worker, B.worker),))
-    assert covers_all_stages(everyone, [A, D], cut)
-    assert covers_all_stages(everyone, [C], cut)
-    assert not covers_all_stages(everyone, [D], cut)
+    assert covers_whole_state(everyone, [A, D], cut)
+    assert covers_whole_state(everyone, [C], cut)
+    assert not covers_whole_state(everyone, [D], cut)
     held_by = {A: frozenset({newest}), D: frozenset({newest}), C: frozenset({StateId(3, 8)})}
-    assert newest_common_state(everyone, held_by, lambda _: cut) == newest
+    assert newest_complete_state(everyone, held_by, lambda _: cut) == newest

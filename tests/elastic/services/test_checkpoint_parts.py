@@ -31,7 +31,7 @@ def test_the_parts_of_those_who_have_the_places_are_the_checkpoint(two_ranks, tm
     setup = replace(two_ranks, topology=Topology(2, 2), model=replace(two_ranks.model, num_layers=4))
     spec = setup.step_spec(storage_mesh(setup.topology))
     stored = spec.checkpoint_spec
-    whole = jax.device_get(stored.shard_params(jax.jit(spec.gpt.init)(jax.random.key(0))))
+    whole = jax.device_get(stored.state_without_slots(jax.jit(spec.gpt.init)(jax.random.key(0))))
 
     rows = tuple(MeshRow(worker, place[1], place[0]) for worker, place in place_of.items())
     chunks = Chunks(spec.cut.moe_layers, (1,) * 4, tuple(stages or stage_DB[0] for stages in stage_DB))

@@ -14,7 +14,7 @@ from swift.elastic.membership.messages import Process, StateId
 from swift.elastic.state import store as disk_spill
 from swift.elastic.state.run_files import node_memory
 from swift.elastic.state.store import SharedMemoryStore
-from swift.elastic.worker.generation import StateCache
+from swift.elastic.worker.generation import RetainedStates
 
 WHO, OTHER = Process((0, 0)), Process((0, 0), 1)
 STATE = {"weights": np.arange(300_000, dtype=np.float32)}
@@ -114,7 +114,7 @@ class Full:
 def test_a_process_without_room_goes_on_as_one_without_the_state(room, kept, capsys):
     """States that it has kept before stay: the others may have nothing newer."""
     store = Full(*room)
-    states = StateCache(store)
+    states = RetainedStates(store)
     states.on_devices |= {NEW: {}, NEWEST: {}}
     states.keep()
     assert store.kept == kept

@@ -7,7 +7,7 @@ import pytest
 from swift.elastic.jax_group import JaxGroupError
 from swift.elastic.membership.messages import FormGeneration, Ready
 from swift.elastic.transport.messages import FormGroup
-from swift.elastic.worker.worker import AbortableWaits, WorkerProcess
+from swift.elastic.worker.worker import AbortableGroup, WorkerProcess
 from swift.schedules.plans.normalize import ChunkAssignment
 
 
@@ -20,7 +20,7 @@ class Group:
 
 def test_a_group_that_is_made_after_the_command_is_aborted_and_that_of_the_next_generation_is_not():
     """The main thread may be about to connect to those of whom one has died when the command arrives."""
-    waits = AbortableWaits(lambda: None)
+    waits = AbortableGroup(lambda: None)
     waits.number = 3
     abort = waits.aborter(4)
     abort()

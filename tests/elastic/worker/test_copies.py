@@ -10,7 +10,7 @@ import pytest
 from swift.elastic.membership.messages import Process, StateId
 from swift.elastic.state.store import SharedMemoryStore
 from swift.elastic.worker import generation
-from swift.elastic.worker.generation import StateCache
+from swift.elastic.worker.generation import RetainedStates
 
 
 class GatedStore(SharedMemoryStore):
@@ -31,7 +31,7 @@ class Worker:
 
     def __init__(self, directory, pipeline, every, *, base=None):
         self.store = GatedStore(directory, pipeline)
-        self.kept = StateCache(self.store, every)
+        self.kept = RetainedStates(self.store, every)
         stamp = base or StateId(1, 0)
         if base is not None:
             self.store.save(base, state(base.step))

@@ -55,7 +55,7 @@ def test_the_checkpoint_service_removes_what_all_shared_if_its_supervisor_was_ki
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(os, "getppid", lambda: parents.pop(0) if parents else 1 if is_orphan else 7)
     monkeypatch.setattr(checkpoint_service, "_ORPHANED_S", 0.2)
-    leaving = checkpoint_service.ShutdownRequest(SimpleNamespace(remove=lambda: told.append("removed")))
+    leaving = checkpoint_service.ServiceShutdown(SimpleNamespace(remove=lambda: told.append("removed")))
     with pytest.raises(Exited):
         leaving()
     assert told == ["removed"] * is_orphan

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.experts.capacity.rank import admit_tokens, in_proportion
-from swift.experts.capacity.token_split import FreeRows, Slots, split_tokens
+from swift.experts.capacity.token_split import RowLimits, Slots, split_tokens
 from swift.experts.config import ExpertConfig
 
 pytestmark = pytest.mark.usefixtures("strict_types")
@@ -47,7 +47,7 @@ def test_every_pair_is_served_once_or_dropped_for_a_reason(config, seed, skew):
     counts_NE, placement_NS = draw(seed, skew)
     kept_NDS, dropped_NE, overflowed_NE = jax.device_get(served(config, counts_NE, placement_NS, TOKENS))
     room, buffer = config.rows_per_rank(TOKENS, RANKS), config.rows_per_buffer(TOKENS, RANKS)
-    wanted_NDS = np.asarray(wanted(counts_NE, placement_NS, FreeRows(room, buffer), config.spare_rounds)).reshape(
+    wanted_NDS = np.asarray(wanted(counts_NE, placement_NS, RowLimits(room, buffer), config.spare_rounds)).reshape(
         kept_NDS.shape
     )
 

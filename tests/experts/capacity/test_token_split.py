@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.experts.capacity.token_split import FreeRows, Slots, _whole_tokens, split_tokens
+from swift.experts.capacity.token_split import RowLimits, Slots, _whole_tokens, split_tokens
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 
@@ -46,7 +46,7 @@ CASES = [  # (E, N, S), tokens of a source, rounds
 @given(skew=st.sampled_from([0.05, 0.5, 5.0]), seed=st.integers(0, 2**16))
 def test_all_tokens_of_a_source_and_class_go_to_slots_of_the_class(shape, tokens, rounds, skew, seed):
     counts_NE, placement_NS = draw(np.random.default_rng(seed), *shape, tokens, skew)
-    split_NM = np.asarray(split(counts_NE, placement_NS, FreeRows(tokens, tokens), rounds))
+    split_NM = np.asarray(split(counts_NE, placement_NS, RowLimits(tokens, tokens), rounds))
     assert split_NM.dtype == np.int32
     assert (split_NM >= 0).all()
     np.testing.assert_array_equal(by_class(split_NM, placement_NS, shape[0]), counts_NE)
@@ -65,7 +65,7 @@ EVEN = [  # (E, N, S), tokens of a source
 def test_an_even_split_gives_every_replica_its_share_within_a_token(shape, tokens):
     for seed in range(2 if shape[1] > 8 else 5):
         counts_NE, placement_NS = draw(np.random.default_rng(seed), *shape, tokens)
-        split_NM = np.asarray(split(counts_NE, placement_NS, FreeRows(tokens, tokens), 0), np.int64)
+        split_NM = np.asarray(split(counts_NE, placement_NS, RowLimits(tokens, tokens), 0), np.int64)
         replicas_E = np.bincount(placement_NS.ravel(), minlength=shape[0])
         share_M = (counts_NE.sum(axis=0) / replicas_E)[placement_NS.ravel()]
         assert np.abs(split_NM.sum(axis=0) - share_M).max() <= 1
@@ -95,7 +95,7 @@ def test_rounds_move_tokens_to_ranks_with_room_to_spare():
     for seed in range(20):
         counts_NE, placement_NS = draw(np.random.default_rng(seed), 8, 8, 4, 256)
         for rounds in over:
-            split_NM = np.asarray(split(counts_NE, placement_NS, FreeRows(256, 256), rounds))
+            split_NM = np.asarray(split(counts_NE, placement_NS, RowLimits(256, 256), rounds))
             over[rounds] += np.maximum(split_NM.sum(axis=0).reshape(8, 4).sum(axis=1) - 256, 0).sum()
     assert over[2] < 0.7 * over[0]
     assert over[8] < 0.8 * over[2]
@@ -103,7 +103,7 @@ def test_rounds_move_tokens_to_ranks_with_room_to_spare():
 
 def test_rounds_move_tokens_also_where_ranks_and_tokens_are_many():
     counts_NE, placement_NS = draw(np.random.default_rng(1), 16, 64, 2, 32_768)
-    rooms, over = FreeRows(32_768, 32_768), dict.fromkeys((0, 8), 0)
+    rooms, over = RowLimits(32_768, 32_768), dict.fromkeys((0, 8), 0)
     for rounds in over:
         split_NM = np.asarray(split(counts_NE, placement_NS, rooms, rounds))
         over[rounds] = np.maximum(split_NM.sum(axis=0).reshape(64, 2).sum(axis=1) - rooms.rank, 0).sum()
@@ -114,7 +114,7 @@ def test_rounds_move_tokens_also_where_ranks_and_tokens_are_many():
 def test_a_source_keeps_away_from_the_rank_that_its_other_tokens_fill(buffer, most):
     """Both ranks are evenly loaded, but every source has more for one, and one class that it can send to both."""
     counts_NE = np.array([[34, 30, 0], [34, 0, 30]], np.int32)
-    split_ND = np.asarray(split(counts_NE, np.array([[0, 1], [0, 2]], np.int32), FreeRows(64, buffer), 8))
+    split_ND = np.asarray(split(counts_NE, np.array([[0, 1], [0, 2]], np.int32), RowLimits(64, buffer), 8))
     split_ND = split_ND.reshape(2, 2, 2).sum(axis=2)
     assert np.abs(split_ND.sum(axis=0) - 64).max() <= 1
     assert split_ND.max() == most

@@ -13,7 +13,7 @@ from swift.errors import SettingError
 from swift.experts.placement.flexmoe import FlexMoE
 from swift.experts.placement.packed import MinMax, Packed
 from swift.experts.placement.policy import Static, uniform_placement
-from swift.experts.placement.replicas import placement_error, validate_placement
+from swift.experts.placement.replicas import placement_error, replica_error
 from swift.experts.placement.symi import Symi
 from swift.experts.placement.trial import check_policy
 
@@ -162,9 +162,9 @@ def test_a_policy_that_cannot_be_hashed_is_refused():
 
 def test_soundness_by_replicas_and_by_placement():
     sound = np.asarray(uniform_placement(*SHAPE))
-    assert validate_placement(sound, 5) is None
-    assert validate_placement(sound[:0], 5) is None
-    assert placement_error(np.zeros((0, 5), int), 12) is None
-    assert placement_error(np.array([[1, 1], [2, 0]]), 2) == "expert 1 of 0 to 1 has no slot in layer 1"
+    assert placement_error(sound, 5) is None
+    assert placement_error(sound[:0], 5) is None
+    assert replica_error(np.zeros((0, 5), int), 12) is None
+    assert replica_error(np.array([[1, 1], [2, 0]]), 2) == "expert 1 of 0 to 1 has no slot in layer 1"
     astray = np.where(sound == 2, 9, sound)
-    assert validate_placement(astray, 5) == "expert 2 of 0 to 4 has no slot in layer 0"
+    assert placement_error(astray, 5) == "expert 2 of 0 to 4 has no slot in layer 0"

@@ -11,7 +11,7 @@ from swift.cli.train import devices_of_host
 from swift.config.experiment import Experiment
 from swift.errors import SettingError
 from swift.topology import Topology
-from swift.train.hosts import HostIndex
+from swift.train.hosts import HostSettings
 from tests.elastic.runs import losses
 from tests.train.hosts.runs import alone, ended, start, write_config
 
@@ -68,6 +68,6 @@ def test_a_comparison_that_was_interrupted_continues(tmp_path, configs):
 def test_experiments_of_other_numbers_of_devices_are_refused():
     experiments = [Experiment(topology=Topology(num_expert_ranks=ranks)) for ranks in (2, 4)]
     assert devices_of_host(None, experiments) is None
-    assert devices_of_host(HostIndex("h:1", 2, 0), experiments[1:]) == 2
+    assert devices_of_host(HostSettings("h:1", 2, 0), experiments[1:]) == 2
     with pytest.raises(SettingError, match=r"^Topology = \[2, 4\]: workers x ranks must be the same"):
-        devices_of_host(HostIndex("h:1", 2, 0), experiments)
+        devices_of_host(HostSettings("h:1", 2, 0), experiments)

@@ -18,14 +18,14 @@ import pytest
 from swift.cli.train import joined
 from swift.errors import SettingError
 from swift.runlog.lease import acquire_lease, living_owner, this_process
-from swift.train.hosts import HostIndex, shares_machine
+from swift.train.hosts import HostSettings, shares_machine
 from tests.train.hosts.runs import free_port
 
 JOINED = """
 import os, signal, sys, time
-from swift.train import HostIndex, join_hosts
+from swift.train import HostSettings, join_hosts
 
-join_hosts(HostIndex(sys.argv[1], 1, 0))
+join_hosts(HostSettings(sys.argv[1], 1, 0))
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(60)
 """
@@ -33,11 +33,11 @@ LISTENING = """
 import json, os, sys, time
 import jax
 from jax._src import xla_bridge
-from swift.train import HostIndex, join_hosts
+from swift.train import HostSettings, join_hosts
 
 jax.config.update("jax_platforms", "cpu")
 address, count, own = (json.loads(word) for word in sys.argv[1:])
-hosts = join_hosts(HostIndex(address, count, own))
+hosts = join_hosts(HostSettings(address, count, own))
 assert len(hosts.gather(None)) == hosts.count
 files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
 own = {os.readlink(file) for file in files if os.path.lexists(file)}
@@ -169,6 +169,6 @@ def test_no_run_of_a_comparison_may_be_under_way(tmp_path):
     with (
         acquire_lease(tmp_path / "second"),
         pytest.raises(SettingError, match="--host = 1: the run is under way"),
-        joined(HostIndex("127.0.0.1:1", 2, 1), options, runs),
+        joined(HostSettings("127.0.0.1:1", 2, 1), options, runs),
     ):
         pass

@@ -7,7 +7,7 @@ from swift.elastic.membership.messages import (
     RestoreState,
     StartGeneration,
     StopRun,
-    newest_common_state,
+    newest_complete_state,
 )
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT
 from tests.elastic.membership.simulation.state import WorldState
@@ -66,7 +66,7 @@ class GenerationChecks(WorldState):
             self.check_cut(go, holders)
         else:
             cut_of = {number: form.cut for number, form in self.forms.items()}
-            assert go.stamp == newest_common_state(
+            assert go.stamp == newest_complete_state(
                 tuple(self.newest), held_by, lambda number: cut_of.get(number, DEFAULT_ASSIGNMENT)
             )
             cut = cut_of.get(go.stamp.generation, DEFAULT_ASSIGNMENT) if go.stamp else DEFAULT_ASSIGNMENT

@@ -90,7 +90,7 @@ class Moments:
         from swift.elastic.worker import generation as generation_programs
         from swift.elastic.worker import worker
         from swift.elastic.worker.channel import CommandListener
-        from swift.elastic.worker.generation import GenerationWorkers, StateCache
+        from swift.elastic.worker.generation import GenerationWorkers, RetainedStates
         from swift.pipeline.reconfigure.executables import ExecutableCache
 
         def taking(inner):
@@ -151,7 +151,7 @@ class Moments:
 
         wrapped(CommandListener, "_take", taking)
         wrapped(worker.WorkerProcess, "_join_generation", joining)
-        wrapped(StateCache, "keep", keeping)
+        wrapped(RetainedStates, "keep", keeping)
         wrapped(shared_memory_store.SharedMemoryStore, "save", saving)
         wrapped(shared_memory_store, "write_or_spill", writing)
         wrapped(generation_programs, "compiled_transfer", sharing)

@@ -127,10 +127,14 @@ def made(num_positions, **sizes):
 
 
 def assert_every_page_is_somewhere(made):
-    drafts = made.drafts
-    of_tree = tree_pages(drafts.tree.root)
-    of_drafts = [page for draft in drafts.running for page in draft.table[draft.num_shared : draft.num_pages].tolist()]
-    assert sorted(drafts.free + of_tree + of_drafts) == list(range(made.num_pages))
+    sequences = made.pool
+    of_tree = tree_pages(sequences.tree.root)
+    of_sequences = [
+        page
+        for sequence in sequences.running
+        for page in sequence.table[sequence.num_shared : sequence.num_pages].tolist()
+    ]
+    assert sorted(sequences.free + of_tree + of_sequences) == list(range(made.num_pages))
 
 
 @settings(max_examples=250)
@@ -183,7 +187,7 @@ def test_answers_are_those_of_each_request_alone(seed):
         if chance.random() < 0.05:
             one.cancel(chance.choice(answers))
     assert one.is_idle
-    assert one.drafts.tree.num_locked == 0
+    assert one.sequences.tree.num_locked == 0
     for answer in answers:
         expected = alone(answer.request, num_positions)
         if answer.reason == "cancelled":
@@ -205,7 +209,7 @@ def test_a_steady_supply_of_one_text_does_not_keep_others_waiting():
     one.step()
     other = one.submit(Request([2, 1], 2))
     for stream in range(40):
-        while one.drafts.num_waiting < 3:
+        while one.sequences.num_waiting < 3:
             one.submit(Request([1, 1], 3, Sampling(stream=stream)))
         one.step()
     assert other.reason == "length"
