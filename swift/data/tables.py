@@ -53,7 +53,7 @@ class ParquetFiles(FileRecords):
 
     @functools.cached_property
     def _group_ends(self) -> list[np.ndarray]:
-        """For each file, the row numbers at which its row groups end."""
+        """Row numbers at which the row groups of each file end."""
         _arrow("ParquetFiles.pattern", self.pattern)
         ends = []
         for record_file in self.files:

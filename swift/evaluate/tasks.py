@@ -259,7 +259,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         f"must be a whole number from 1 to {MAX_TOKENS:,}",
     ),
 }
-"""For each field, its check and a description of the allowed values."""
+"""The check of each field, and a description of the allowed values."""
 _OF_ONE = ("answer", "pattern", "id")
 """Fields for a single question, which a line of settings cannot have."""
 _OF_COMPLETIONS = ("pattern", "extract", "ignore_case", "stop", "max_tokens")

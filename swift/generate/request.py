@@ -17,7 +17,7 @@ from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.largest import largest
 
 Reason = Literal["length", "stop", "end", "cancelled", "failed"]
-"""Why an answer ended: ``max_tokens`` reached, a stop token, no token allowed by the constraint, cancelled by the
+"""The reason why an answer ended: ``max_tokens`` reached, a stop token, no token allowed by the constraint, cancelled by the
 caller, or an error of the constraint."""
 
 
@@ -27,7 +27,7 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose the next token.
+    """The rule that chooses the next token.
 
     Attributes:
         temperature: softmax temperature; 0 always takes the likeliest token.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swift.simulate.json_format import document
     from swift.simulate.published import MODELS, Published
     from swift.simulate.registry import ON_REQUEST, STRATEGIES, CannotRun
-    from swift.simulate.strategies import Decision, IterationTiming, NodeChange, Pause, Saves, Strategy
+    from swift.simulate.strategies import Decision, IterationTiming, ClusterChange, Pause, Saves, Strategy
     from swift.simulate.traces import Event, Trace, evenly_spaced, poisson, read_trace, weibull
 
 _MODULES = {
@@ -27,7 +27,7 @@ _MODULES = {
     "swift.simulate.json_format": ["document"],
     "swift.simulate.published": ["MODELS", "Published"],
     "swift.simulate.registry": ["CannotRun", "ON_REQUEST", "STRATEGIES"],
-    "swift.simulate.strategies": ["NodeChange", "IterationTiming", "Pause", "Saves", "Strategy", "Decision"],
+    "swift.simulate.strategies": ["ClusterChange", "IterationTiming", "Pause", "Saves", "Strategy", "Decision"],
     "swift.simulate.traces": ["Event", "Trace", "evenly_spaced", "poisson", "read_trace", "weibull"],
 }
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "Event",
     "IterationTiming",
     "Job",
-    "NodeChange",
+    "ClusterChange",
     "Outcome",
     "Pause",
     "Periods",

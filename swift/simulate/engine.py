@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift.simulate.strategies import Decision, IterationTiming, NodeChange, Saves, Strategy
+from swift.simulate.strategies import Decision, IterationTiming, ClusterChange, Saves, Strategy
 from swift.simulate.traces import Trace
 
 CAUSES = (
@@ -265,11 +265,11 @@ class _Run:
         self._since_s = 0.0  # start of the current pace
         self.take(decision)
 
-    def moment(self, removed: tuple[str, ...], added: tuple[str, ...]) -> NodeChange:
+    def moment(self, removed: tuple[str, ...], added: tuple[str, ...]) -> ClusterChange:
         """Describes a change of nodes for the strategy."""
         run = self._position().iterations
         is_running = self._pace is not None and not self._phases
-        return NodeChange(removed, added, self.iterations_run + run, self._done + run, is_running)
+        return ClusterChange(removed, added, self.iterations_run + run, self._done + run, is_running)
 
     def advance(self, until_s: float) -> None:
         """Advances to ``until_s``; there must be no change of nodes before that."""

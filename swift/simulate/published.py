@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from swift.errors import SettingError
-from swift.simulate.strategies import Decision, IterationTiming, NodeChange, Pause, Saves
+from swift.simulate.strategies import Decision, IterationTiming, ClusterChange, Pause, Saves
 
 MOST_NODES, FEWEST_NODES = 30, 15
 _GROUPS = (1, 6, 6, 3)
@@ -145,7 +145,7 @@ def _paced(model: Published, table: tuple[float, ...], live: int, saves: Saves |
     return Decision(IterationTiming(model.samples / rate, saves))
 
 
-def _after(state: _Nodes, moment: NodeChange) -> _Nodes:
+def _after(state: _Nodes, moment: ClusterChange) -> _Nodes:
     """Applies a change. As in the artifact, new nodes wait for the next reconfiguration unless training is stopped."""
     live, waiting = state.live - len(moment.removed), state.waiting + len(moment.added)
     if moment.removed or not moment.is_running:
@@ -183,7 +183,7 @@ class Oobleck:
         """Starts with all nodes."""
         return _Nodes(len(nodes)), _paced(self.model, self.model.oobleck, len(nodes))
 
-    def change(self, state: _Nodes, moment: NodeChange) -> tuple[_Nodes, Decision | None]:
+    def change(self, state: _Nodes, moment: ClusterChange) -> tuple[_Nodes, Decision | None]:
         """Reconfigures at every removal."""
         nodes = _after(state, moment)
         if nodes.waiting:
@@ -228,7 +228,7 @@ class Varuna:
         saves = Saves(_VARUNA_EVERY, self.model.varuna_save_s)
         return _Nodes(len(nodes)), _paced(self.model, self.model.varuna, len(nodes), saves)
 
-    def change(self, state: _Nodes, moment: NodeChange) -> tuple[_Nodes, Decision | None]:
+    def change(self, state: _Nodes, moment: ClusterChange) -> tuple[_Nodes, Decision | None]:
         """Restarts at every removal."""
         nodes, model = _after(state, moment), self.model
         if nodes.waiting:
@@ -298,7 +298,7 @@ class Bamboo:
         state = _assign(nodes)
         return state, Decision(self._pace(state))
 
-    def change(self, state: _Assignment, moment: NodeChange) -> tuple[_Assignment, Decision | None]:
+    def change(self, state: _Assignment, moment: ClusterChange) -> tuple[_Assignment, Decision | None]:
         """Absorbs removals or treats them as fatal; may reassign stages."""
         after, is_fatal = state, False
         for node in moment.removed:

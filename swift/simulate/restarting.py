@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from swift.simulate.job import DETECTION_S, PLT_BUDGET, Job, Periods, iterations_of
-from swift.simulate.strategies import Decision, IterationTiming, NodeChange, Pause, Saves
+from swift.simulate.strategies import Decision, IterationTiming, ClusterChange, Pause, Saves
 
 _LONGEST_S = 1e9
 """Mean time between failures to assume for a trace without failures."""
@@ -181,7 +181,7 @@ class Restarting:
         cluster = _Cluster(nodes, PartialExperts(self.job.experts_per_checkpoint))
         return cluster, Decision(self._pace(cluster))
 
-    def change(self, state: _Cluster, moment: NodeChange) -> tuple[_Cluster, Decision | None]:
+    def change(self, state: _Cluster, moment: ClusterChange) -> tuple[_Cluster, Decision | None]:
         """Restarts if a node in use is lost, or if another pipeline can be filled."""
         job, nodes = self.job, list(state.nodes)
         num_used = self._num_pipelines(state) * job.problem.num_stages

@@ -92,7 +92,7 @@ class Decision:
     waits_for: str = "waiting"
 
 
-class NodeChange(NamedTuple):
+class ClusterChange(NamedTuple):
     """A change of nodes, as described to a strategy.
 
     Attributes:
@@ -132,7 +132,7 @@ class Strategy(Protocol):
     def start(self, nodes: tuple[str, ...]) -> tuple[State, Decision]:
         """Returns the initial state for these nodes, and the first decision."""
 
-    def change(self, state: State, moment: NodeChange) -> tuple[State, Decision | None]:
+    def change(self, state: State, moment: ClusterChange) -> tuple[State, Decision | None]:
         """Returns the state after a change of nodes, and the effect on training; None without an effect."""
 
 
@@ -158,7 +158,7 @@ class Ideal:
         """Starts with all nodes; the state is their number."""
         return len(nodes), Decision(self._pace(len(nodes)))
 
-    def change(self, state: int, moment: NodeChange) -> tuple[int, Decision]:
+    def change(self, state: int, moment: ClusterChange) -> tuple[int, Decision]:
         """Changes the pace immediately, in the middle of an iteration."""
         num_nodes = state + len(moment.added) - len(moment.removed)
         # The rest of the current iteration runs at the new pace.
@@ -235,7 +235,7 @@ class Rerouting:
         assignment, _ = self._fill(_Assignment({}, (0,) * self.job.problem.num_stages, nodes))
         return assignment, Decision(self._pace(assignment))
 
-    def change(self, state: _Assignment, moment: NodeChange) -> tuple[_Assignment, Decision | None]:
+    def change(self, state: _Assignment, moment: ClusterChange) -> tuple[_Assignment, Decision | None]:
         """Continues without the removed nodes, then admits the added ones."""
         left = _without(state, moment.removed)
         num_lost = len(state.stage_of) - len(left.stage_of)
@@ -402,7 +402,7 @@ class Adapting:
         places = self._cut(_Places({}, nodes, 0))
         return places, Decision(self._pace(self._recut_ratio(len(places.stage_of))))
 
-    def change(self, state: _Places, moment: NodeChange) -> tuple[_Places, Decision | None]:
+    def change(self, state: _Places, moment: ClusterChange) -> tuple[_Places, Decision | None]:
         """Continues without the removed nodes, then admits the added ones."""
         P = self.job.problem.num_stages
         left = {node: stage for node, stage in state.stage_of.items() if node not in moment.removed}

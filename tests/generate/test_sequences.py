@@ -187,7 +187,7 @@ def test_answers_are_those_of_each_request_alone(seed):
         if chance.random() < 0.05:
             one.cancel(chance.choice(answers))
     assert one.is_idle
-    assert one.sequences.tree.num_locked == 0
+    assert one.pool.tree.num_locked == 0
     for answer in answers:
         expected = alone(answer.request, num_positions)
         if answer.reason == "cancelled":
@@ -209,7 +209,7 @@ def test_a_steady_supply_of_one_text_does_not_keep_others_waiting():
     one.step()
     other = one.submit(Request([2, 1], 2))
     for stream in range(40):
-        while one.sequences.num_waiting < 3:
+        while one.pool.num_waiting < 3:
             one.submit(Request([1, 1], 3, Sampling(stream=stream)))
         one.step()
     assert other.reason == "length"

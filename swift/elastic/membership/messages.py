@@ -56,7 +56,7 @@ class StateId(NamedTuple):
 
 
 class ShardLayout(NamedTuple):
-    """How the state of an elastic run is sharded: one slice per rank, where the number of ranks may change.
+    """Sharding of an elastic run's state: one slice per rank, where the number of ranks may change.
 
     Attributes:
         processes: owners of the slices, in rank order.

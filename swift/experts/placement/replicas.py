@@ -108,9 +108,9 @@ def replica_error(replicas_LE: Int[np.ndarray, "L E"], num_slots: int) -> str | 
         replicas_LE: int[L, E], slots that hold each expert; a slot with an invalid expert number counts for none.
         num_slots: slots of a layer.
 
-    >>> placement_error(np.array([[2, 2, 0]]), num_slots=4)
+    >>> replica_error(np.array([[2, 2, 0]]), num_slots=4)
     'expert 2 of 0 to 2 has no slot in layer 0'
-    >>> placement_error(np.array([[2, 1, 1]]), num_slots=6)
+    >>> replica_error(np.array([[2, 1, 1]]), num_slots=6)
     '2 slots of layer 0 hold none of the experts 0 to 2'
     """
     for layer, replicas_E in enumerate(np.asarray(replicas_LE)):
