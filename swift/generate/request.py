@@ -17,7 +17,7 @@ from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.largest import largest
 
 Reason = Literal["length", "stop", "end", "cancelled", "failed"]
-"""The reason why an answer ended: ``max_tokens`` reached, a stop token, no token allowed by the constraint, cancelled by the
+"""Cause of an answer's end: ``max_tokens`` reached, a stop token, no token allowed by the constraint, cancelled by the
 caller, or an error of the constraint."""
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swift.simulate.json_format import document
     from swift.simulate.published import MODELS, Published
     from swift.simulate.registry import ON_REQUEST, STRATEGIES, CannotRun
-    from swift.simulate.strategies import Decision, IterationTiming, ClusterChange, Pause, Saves, Strategy
+    from swift.simulate.strategies import ClusterChange, Decision, IterationTiming, Pause, Saves, Strategy
     from swift.simulate.traces import Event, Trace, evenly_spaced, poisson, read_trace, weibull
 
 _MODULES = {
@@ -36,11 +36,11 @@ __all__ = [
     "ON_REQUEST",
     "STRATEGIES",
     "CannotRun",
+    "ClusterChange",
     "Decision",
     "Event",
     "IterationTiming",
     "Job",
-    "ClusterChange",
     "Outcome",
     "Pause",
     "Periods",

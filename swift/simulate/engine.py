@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift.simulate.strategies import Decision, IterationTiming, ClusterChange, Saves, Strategy
+from swift.simulate.strategies import ClusterChange, Decision, IterationTiming, Saves, Strategy
 from swift.simulate.traces import Trace
 
 CAUSES = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from swift.errors import SettingError
-from swift.simulate.strategies import Decision, IterationTiming, ClusterChange, Pause, Saves
+from swift.simulate.strategies import ClusterChange, Decision, IterationTiming, Pause, Saves
 
 MOST_NODES, FEWEST_NODES = 30, 15
 _GROUPS = (1, 6, 6, 3)

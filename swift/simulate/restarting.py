@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from swift.simulate.job import DETECTION_S, PLT_BUDGET, Job, Periods, iterations_of
-from swift.simulate.strategies import Decision, IterationTiming, ClusterChange, Pause, Saves
+from swift.simulate.strategies import ClusterChange, Decision, IterationTiming, Pause, Saves
 
 _LONGEST_S = 1e9
 """Mean time between failures to assume for a trace without failures."""
