@@ -111,7 +111,7 @@ class AcceleratorGroup(JaxGroup):
             raise RunError(f"{connected}, and those of {self._num_processes} form a generation")
 
     def grid(self, num_ranks: int) -> np.ndarray:
-        """Returns the devices of the group ``[rows, num_ranks]``, ordered by index of their process."""
+        """Returns the group's devices ``[rows, num_ranks]``, ordered by the index of the process."""
         index_of = {process_index: index for index, process_index in enumerate(self._process_indices)}
         devices = sorted(jax.devices(), key=lambda device: (index_of[device.process_index], device.id))
         return np.array(devices).reshape(-1, num_ranks)

@@ -27,7 +27,7 @@ class Fault(NamedTuple):
 
 
 class FaultInjection:
-    """A schedule of faults, each of which happens once.
+    """A schedule of faults, each to happen once.
 
     Args:
         faults: faults and restarts.

@@ -62,7 +62,7 @@ class MemoryEstimate:
         is_alone: bool,
         platform: str | None = None,
     ) -> "MemoryEstimate":
-        """Estimates the demand of a run on one node from the shapes of its arrays, without creating any.
+        """Estimates a run's demand on one node from the shapes of its arrays, without creating any.
 
         Args:
             experiment: settings of the run.

@@ -134,7 +134,7 @@ class CheckpointClient:
 
     @property
     def newest_loadable(self) -> int | None:
-        """Iteration of the newest state that the service can load: 0 for the weights of another run."""
+        """Iteration of the newest state that the service can load; 0 if that is another run's weights."""
         return 0 if self.newest is None and self._has_origin else self.newest
 
     @property

@@ -131,7 +131,7 @@ class RunSpec:
     services: Path | str = LOOPBACK
 
     def log(self, name: str) -> Path:
-        """Returns the path of the log of a process."""
+        """Returns the path of a process's log."""
         return self.logs / f"{name.replace(':', '-').replace(' ', '-')}.log"
 
 
@@ -432,7 +432,7 @@ class _MembershipDriver:
             self._coordination.pop(0).close()
 
     def turn(self) -> None:
-        """Runs one round of the event loop: messages, deaths, the decision of the membership, late services."""
+        """Runs one round of the event loop: messages, deaths, the membership's decision, late services."""
         deaths = self._children.deaths()
         # Collected before the messages but reported after them, so that no message of a dead process is lost.
         for child, line, received in self._children.received(0.0 if deaths else _PAUSE_S):
@@ -461,7 +461,7 @@ class _MembershipDriver:
                 events.extend([self.carry_out(command) for command in commands])
 
     def take_from_worker(self, line: str, member: Member, received: float) -> None:
-        """Handles a line of a worker; results of processes that count as dead are ignored."""
+        """Handles a worker's line; ignores results of processes that count as dead."""
         message = WORKER_MESSAGES.read(line, member=member, time=received)
         status = self.membership.statuses[member.process]
         is_member = status.member == member and status.is_alive

@@ -101,7 +101,7 @@ class Membership(RunStatus):
     def of(
         cls, processes: Sequence[Process], deadlines: Deadlines, time: float, policy: RecoveryPolicy | None = None
     ) -> Self:
-        """Returns the membership of a run before any of its processes has been started."""
+        """Returns the membership of a run before any process is started."""
         statuses = {process: ProcessStatus(Member(process, -1)) for process in processes}
         policy = policy or RecoveryPolicy()
         return cls(tuple(processes), deadlines, statuses, time, policy, moves=BlockMoves(policy.move_rule))
@@ -650,7 +650,7 @@ class _Slices:
     known_slices: FoundSlices
 
     def layout_of(self, stamp: StateId) -> ShardLayout | None:
-        """Returns the layout of a state; None for a state of another run."""
+        """Returns the layout of a state; None if another run computed it."""
         return next((layout for layout in reversed(self.layouts) if stamp.generation in layout.generations), None)
 
     def missing(self, stamp: StateId) -> tuple[Process, ...]:

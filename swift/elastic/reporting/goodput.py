@@ -1,4 +1,4 @@
-"""Goodput of a run: counts every moment once, as useful or by the cause of its loss.
+"""Goodput accounting: every moment of a run is counted once, as useful or by the cause of its loss.
 
 There is no clock here: times are in seconds of any clock, and a time before the previous one counts as equal to it.
 """
@@ -147,7 +147,7 @@ class Goodput:
         self._mark = max(time, self._mark)
 
     def _spend_on(self, count: int, time: float) -> float:
-        """Counts the time of iterations that were just finished, and returns the part of it that is usual, in seconds.
+        """Counts the time that just-finished iterations took, and returns the usual part of it, in seconds.
 
         The first iterations of a later generation take longer than usual; the excess counts as reconfiguration.
         """

@@ -74,7 +74,7 @@ def _failure_of(member: Member, time: float, membership: Membership) -> Failure:
 
 @dataclass(frozen=True)
 class _Transition:
-    """The transition from the end of one generation to the first iteration of the next; all times are in seconds.
+    """The transition from one generation's end to the next one's first iteration; all times are in seconds.
 
     Attributes:
         since: time of the first failure, or of the admission of joiners.
@@ -108,7 +108,7 @@ class _Transition:
         )
 
     def durations(self, phase_times: Mapping[str, float], time: float) -> dict[str, float | None]:
-        """Returns the durations of the transition and of its phases; None for a phase that no member has reported.
+        """Returns the duration of the transition and each phase; None for a phase that no member has reported.
 
         Args:
             phase_times: for each phase, the longest duration that a member of the generation has reported.

@@ -72,7 +72,7 @@ class Display:
         self._membership, self._now = membership, time
 
     def record(self, metrics: Mapping[str, Any]) -> None:
-        """Shows the metrics of the newest step, whose time is that of the last ``update``.
+        """Shows the metrics of the newest step, timed by the last ``update``.
 
         Args:
             metrics: record as in ``metrics.jsonl``; a step may be repeated after a failure.
@@ -90,7 +90,7 @@ class Display:
         self._shows_saved, self._newest = True, newest
 
     def _values(self) -> list[str]:
-        """Formats the metrics of the newest step, and the age of the newest checkpoint."""
+        """Formats the newest step's metrics, and the age of the newest checkpoint."""
         return [*describe(self._metrics), saved_text(self._step, self._newest) if self._shows_saved else ""]
 
     def _draw(self) -> RenderableType:
@@ -128,7 +128,7 @@ def _state(status: ProcessStatus, membership: Membership) -> tuple[str, str, str
 
 
 def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
-    """Returns tables with the time of a run by cause, and with the durations of its recoveries by phase.
+    """Returns tables with a run's time by cause, and with the durations of its recoveries by phase.
 
     Args:
         goodput: result of ``Journal.goodput``.

@@ -161,7 +161,7 @@ class ShardedState:
 
 @dataclass(frozen=True)
 class Resharding:
-    """Converts states of an elastic run to another set of ranks, and recovers the slices of lost ranks.
+    """Converts states of an elastic run to other ranks, and recovers lost ranks' slices.
 
     Attributes:
         specs: step specs of the run.
@@ -176,7 +176,7 @@ class Resharding:
     load_up_to: _LoadUpTo
 
     def reshard(self, command: Reshard) -> tuple[list[str], dict[str, Any]]:
-        """Reshards a state for the ranks of a generation, and stores the part of each process.
+        """Reshards a state for the ranks of a generation, and stores each process's part.
 
         Returns:
             (lines for the terminal on where lost ranks' slices came from, the same as fields of the event).
@@ -265,7 +265,7 @@ def _without_slots(spec: StepSpec) -> TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointService:
-    """Writes and reads the checkpoints of a run, in the format of ``swift train``.
+    """Writes and reads a run's checkpoints, in the same format as ``swift train``.
 
     Attributes:
         experiment: settings of the run.
@@ -389,7 +389,7 @@ class CheckpointService:
         return manifest
 
     def load(self, generation: int, processes: Sequence[Process], step: int | None = None) -> RestorePlan:
-        """Reads a checkpoint and stores the part of each process; the run resumes from it.
+        """Reads a checkpoint, from which the run resumes, and stores each process's part.
 
         Newer checkpoints, which are damaged or not wanted, are set aside.
 
@@ -416,7 +416,7 @@ class CheckpointService:
         return plan
 
     def begin(self, generation: int, processes: Sequence[Process]) -> dict[str, Any]:
-        """Reads the weights of another run that this run begins with, and stores the part of each process.
+        """Reads another run's weights, which this run begins with, and stores each process's part.
 
         Args:
             generation: generation of the stamp under which the parts are stored.

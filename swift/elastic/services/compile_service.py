@@ -67,7 +67,7 @@ class CompileJob(NamedTuple):
 
 
 def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob]:
-    """Returns the jobs for a set of failed workers or a number of ranks, the most urgent first.
+    """Returns the jobs for the failed workers or the number of ranks in a request, the most urgent first.
 
     The order: the present configuration, a better cut, one more failure, one return; then, in the same order, programs
     that only few iterations need.

@@ -84,7 +84,7 @@ class LedgerCounts:
             remove_with_spill(self.losses)
 
     def _base(self, spec: StepSpec, step: int) -> tuple[int, Ledger]:
-        """Returns the iteration and ledger that counting begins with: of the last loss, else of a checkpoint.
+        """Returns the iteration and ledger that counting begins with, from the last loss or else a checkpoint.
 
         A checkpoint of the same iteration does not count, since it is about to be replaced.
         """

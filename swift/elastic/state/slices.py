@@ -1,4 +1,4 @@
-"""State slices of elastic runs: copies in the memory of neighbours, and the handover when the ranks change.
+"""State slices of elastic runs: copies in neighbours' memory, and the handover when the ranks change.
 
 ``is_elastic`` says which runs are elastic, and ``ElasticSpecs`` has their step specs on any number of expert ranks.
 
@@ -63,7 +63,7 @@ def is_elastic(experiment: Experiment, *, by_rank: bool) -> bool:
 
 
 class ElasticSpecs:
-    """The step specs of a run on any number of expert ranks, each on a storage mesh as checkpoints use it; cached.
+    """A run's step specs for any number of expert ranks, each on the storage mesh that checkpoints use; cached.
 
     Args:
         experiment: settings of the run.
@@ -83,7 +83,7 @@ class ElasticSpecs:
 
 
 def neighbour_of(process: Process, processes: Sequence[Process]) -> Process:
-    """Returns the process that stores the copies of a process's slices: the next one in the ring of ranks.
+    """Returns the process that stores copies of a process's slices: the next rank in the ring.
 
     >>> ring = [Process((0, 0), rank) for rank in (0, 1, 3)]
     >>> [str(neighbour_of(process, ring)) for process in ring]
@@ -127,7 +127,7 @@ class SliceCopies:
         return SharedMemoryStore(directory, owner)
 
     def find(self, neighbours: Collection[Process], owners: Collection[Process]) -> Iterator[SliceCopy]:
-        """Yields the copies that any of these neighbours has of slices of any of these owners."""
+        """Yields the copies of these owners' slices that any of these neighbours has."""
         for path in self._directory.glob("*/*/*"):
             num_experts, neighbour, owner = int(path.parts[-3]), process_of(path.parts[-2]), process_of(path.name)
             if neighbour in neighbours and owner in owners:
@@ -399,7 +399,7 @@ class Handover:
     def hand_over(
         self, process: Process, states: SharedMemoryStore, copies: SliceCopies, lost: Collection[Process]
     ) -> None:
-        """Makes the states of a process available, and its copies of the slices of these lost ranks."""
+        """Makes the states of a process available, and its copies of these lost ranks' slices."""
         states.hand_over(self.states(process))
         copies.hand_over(self.copies, process, lost)
 

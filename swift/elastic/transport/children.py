@@ -166,7 +166,7 @@ class _Child:
         return True
 
     def reap(self) -> str:
-        """Reads the last lines of a dead child, and returns the cause of its death."""
+        """Reads a dead child's last lines, and returns the cause of its death."""
         if self._popen is None:
             return self._start_error
         assert self._popen.stdin is not None

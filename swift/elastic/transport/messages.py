@@ -1,4 +1,4 @@
-"""The messages between the processes and nodes of a run, with a codec for each kind of connection.
+"""The messages between a run's processes and nodes, with a codec for each kind of connection.
 
 There are four: supervisor and worker, supervisor and checkpoint service, and supervisor and compile service, through
 the pipes of the child process; and first node and another node, over TCP. On the last, children are named by strings
@@ -56,7 +56,7 @@ class FormGroup(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Command to all members of a generation: stop after iteration ``after``, with a snapshot of it."""
+    """Command to all members of a generation: stop after iteration ``after``, and store a snapshot then."""
 
     number: int
     after: int
@@ -164,7 +164,7 @@ class LoadCheckpoint(NamedTuple):
 
 
 class Reshard(NamedTuple):
-    """Request to reshard a state for the ranks of a generation, and to store the part of each process.
+    """Request to reshard a state for the ranks of a generation, and to store each process's part.
 
     Attributes:
         stamp: stamp of the state, whose slices processes have handed over.

@@ -1,4 +1,4 @@
-"""Children of a run on several nodes, from the side of the first node: its own, and the ones on other nodes.
+"""The first node's child processes in a run on several nodes: its own, and the ones on other nodes.
 
 A node that is silent for too long counts as lost, and the deaths of all its children are reported. A node that was only
 cut off ends its children itself before it reconnects (``swift.elastic.transport.remote_node``). So two incarnations of

@@ -217,12 +217,12 @@ class ControlChannel:
         self._output.repeat(self._heartbeat)
 
     def send(self, kind: type[WorkerMessage], **fields: Any) -> None:
-        """Sends a message of a class of ``swift.elastic.transport.messages``, made of these fields."""
+        """Sends a message: a class of ``swift.elastic.transport.messages`` with these fields."""
         self._output.write(WORKER_MESSAGES.line_of(kind, **fields))
 
     @contextmanager
     def timed(self, number: int, phase: str) -> Iterator[None]:
-        """Reports the duration of the ``with`` block as a phase of the transition to a generation."""
+        """Reports the duration of the ``with`` block as one phase in the transition to a generation."""
         start_time = time.perf_counter()
         yield
         self.send(PhaseTimed, number=number, phase=phase, seconds=round(time.perf_counter() - start_time, 4))

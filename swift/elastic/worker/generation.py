@@ -1,4 +1,4 @@
-"""Training in one generation, from the side of one of its processes, with the programs and states for it.
+"""Training in one generation, from the side of one process, with the programs and states for it.
 
 ``run_generation`` runs ``swift.train.loop.TrainLoop``: ``GenerationWorkers`` are the loop's ``LiveWorkers``, and
 ``GenerationStates`` is its ``StateStore``.
@@ -57,7 +57,7 @@ NUM_SNAPSHOTS = 3
 
 @dataclass(kw_only=True)
 class GenerationRun:
-    """One generation of a run, from the side of one of its processes.
+    """One generation of a run, from the side of one process.
 
     Attributes:
         experiment: settings of the run.
@@ -207,11 +207,11 @@ class GenerationWorkers(LiveWorkers):
 
     @property
     def period_ratio(self) -> float:
-        """Planned duration of an iteration, as a multiple of the duration without failures."""
+        """Planned duration of an iteration, relative to an iteration without failures."""
         return self.steps.plan.relative_period / self.generation.fault_free.relative_period
 
     def next_window_length(self, done: int) -> int:
-        """Returns the number of iterations in the next window, 0 at the end of the run; see ``window_length``."""
+        """Returns how many iterations the next window has, 0 at the end of the run; see ``window_length``."""
         experiment = self.generation.experiment
         periods = (experiment.eval_every, experiment.checkpoint.every)
         if done >= experiment.num_steps:
@@ -239,7 +239,7 @@ class GenerationWorkers(LiveWorkers):
 
     @contextmanager
     def window(self, first: int, last: int) -> Iterator[None]:  # noqa: ARG002
-        """Measures the duration of a window, which sets the time limit of later waits."""
+        """Measures the duration of a window, by which later waits are limited."""
         yield
         self.generation.window_s = max(self.generation.window_s, time.perf_counter() - self._begun)
 
@@ -301,7 +301,7 @@ class GenerationPrograms:
 
     Attributes:
         steps: step functions.
-        before: step spec of the state that ``loaded`` takes, of which every member has its part.
+        before: step spec of the state that ``loaded`` converts; every member must have its part of that state.
         loaded: program that gives every member its blocks; None: it was not preloaded.
     """
 
@@ -432,7 +432,7 @@ class StateCache:
         self._copied = tuple(self.store.stamps())
 
     def placed(self, stamp: StateId, spec: StepSpec, *, is_there: bool) -> TrainState:
-        """Puts this process's part of a state on its devices of the mesh of ``spec``; zeros if it has no part.
+        """Puts this process's part of a state on its devices, for the mesh of ``spec``; zeros if it has no part.
 
         Args:
             stamp: stamp of the state.

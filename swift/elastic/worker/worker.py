@@ -110,7 +110,7 @@ class WorkerSpec:
             os._exit(_EXIT_GONE)
 
     def group(self, address: str, index: int, num_processes: int) -> JaxGroup:
-        """Returns the group of a generation as process ``index`` of it, not yet joined; see ``JaxGroup``."""
+        """Returns a generation's group for process ``index``, not yet joined; see ``JaxGroup``."""
         if self.devices is None:
             return JaxGroup(address, index, num_processes, _CONNECT_S)
         timeout_s = math.ceil(_CONNECT_FACTOR * self.forming_s)
