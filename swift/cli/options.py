@@ -18,7 +18,7 @@ _INSTEAD = {
     "help": "--help",
     "version": "--version",
 }
-"""For words that users may try as commands, the command and options that do what they mean."""
+"""Words that users may try as commands, and the command line that does what they mean."""
 
 
 def _add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:

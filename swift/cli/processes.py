@@ -35,7 +35,7 @@ _REASONS = {
     "INVALID_ARGUMENT": "host 0 expects fewer hosts; all of them need the same --num-hosts",
     "DEADLINE_EXCEEDED": "not all hosts have joined in time; host 0 has to be reachable there, and each host started",
 }
-"""Why a host could not join, by the status in JAX's message."""
+"""Reasons why a host could not join, by the status in JAX's message."""
 _MAX_WHY = 300
 
 _NAME_BYTES, _NUM_SLOTS = 128, 256

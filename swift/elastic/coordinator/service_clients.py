@@ -47,7 +47,7 @@ comes."""
 
 
 class _RecordProgress(Protocol):
-    """How far the metrics of a run have been written.
+    """Progress in writing the metrics of a run.
 
     Attributes:
         written: last iteration whose metrics are in the file, or are about to be.

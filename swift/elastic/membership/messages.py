@@ -56,7 +56,7 @@ class StateId(NamedTuple):
 
 
 class ShardLayout(NamedTuple):
-    """How an elastic run's state is sharded: one slice per rank, where the number of ranks may change.
+    """The sharding of an elastic run's state: one slice per rank, where the number of ranks may change.
 
     Attributes:
         processes: owners of the slices, in rank order.

@@ -8,7 +8,7 @@ from enum import StrEnum
 from statistics import median
 
 CAUSES = ("startup", "useful", "detection", "reconfiguration", "rerun", "waiting")
-"""What the time of a run is spent on.
+"""Causes that the time of a run is attributed to.
 
 startup: until the first generation goes live.
 useful: iterations, each counted once.
@@ -147,7 +147,7 @@ class Goodput:
         self._mark = max(time, self._mark)
 
     def _spend_on(self, count: int, time: float) -> float:
-        """Counts the time that just-finished iterations took, and returns the usual part of it, in seconds.
+        """Counts the time that just-finished iterations took, and returns the usual share of it, in seconds.
 
         The first iterations of a later generation take longer than usual; the excess counts as reconfiguration.
         """
