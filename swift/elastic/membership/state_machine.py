@@ -109,8 +109,8 @@ class Membership(RunStatus):
     def on(self, event: Event) -> tuple[Self, Commands]:
         """Returns the membership after an event, and the commands to carry out.
 
-        Only a ``Tick`` changes the generation. Other events are recorded; the only decisions that they trigger at once
-        are to continue a transition, to kill a process that should not exist, and to stop the run.
+        Only a ``Tick`` forms another generation. Other events are recorded; some also give commands at once, such as to
+        connect, to restart processes, to kill a process that should not exist, or to stop the run.
         """
         match event:
             case Tick(time):
@@ -148,7 +148,8 @@ class Membership(RunStatus):
     def _after_tick(self, time: float) -> tuple[Self, Commands]:
         if time < self.paused_until:
             return self, ()
-        # Members cannot progress while a checkpoint loads, so that time must not count against their deadlines.
+        # While a state is loaded, or once all iterations are done, members have nothing to finish: that time must not
+        # count against their deadlines.
         return (self.with_clock_reset(time) if self.is_waiting else self)._decide(time)
 
     def _decide(self, time: float) -> tuple[Self, Commands]:
