@@ -1,5 +1,6 @@
-"""The command line: ``main`` runs a command, whose function is in a file of the command's name.
+"""The command line: ``main`` runs a command; most commands have a module of their own name.
 
-``options`` and ``parser`` parse a command, ``values`` and ``node_options`` read its words; ``processes`` watches over
-commands that may end their process, and ``child_entry`` has the processes of ``launch``, on the machines of ``nodes``.
+``options`` and ``parser`` parse the command line; ``values`` and ``node_options`` parse values of options.
+``processes`` runs a command in a child process if that may be killed or crash. ``child_entry`` has the entry points of
+the processes that ``launch`` starts, on the machines of ``nodes``.
 """

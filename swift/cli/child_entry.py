@@ -1,7 +1,7 @@
-"""The processes that ``swift launch`` starts: workers, the checkpoint service and the compile service.
+"""Entry points of the processes that ``swift launch`` starts: workers, checkpoint service and compile service.
 
-Each function has the name of its command, by which logs and events name the process, and imports what only this one
-needs.
+Each function has the name of its command, which is also the name of the process in logs and events. Imports that only
+one process needs are in its function.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from swift.errors import SettingError
 
 
 def worker(options: argparse.Namespace) -> None:
-    """Runs a worker process, which is a member of generations."""
+    """Runs a worker process, see ``WorkerProcess``."""
     from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
 
     experiment, scratch = _given(options)
@@ -35,18 +35,18 @@ def worker(options: argparse.Namespace) -> None:
         forming_s=options.forming,
     )
     try:
-        # It may have been started ahead: it has imported everything by now, and begins when the supervisor says so.
+        # The process may have been prespawned: everything is imported by now, and it waits for its turn.
         begin = wait_to_begin(sys.stdin, worker_spec.gone)
         WorkerProcess(worker_spec, sys.stdin).run(begin.done)
     except SettingError:
         raise
     except BaseException:
         traceback.print_exc()
-        os._exit(1)  # a regular exit might wait for peers in XLA
+        os._exit(1)  # a regular exit might wait for peers in XLA's threads
 
 
 def checkpoint_service(options: argparse.Namespace) -> None:
-    """Runs the checkpoint service."""
+    """Runs the checkpoint service, see ``run_checkpoint_service``."""
     from swift.cli.run_setup import weights_of
     from swift.elastic.services.checkpoint_service import run_checkpoint_service
 
@@ -56,7 +56,7 @@ def checkpoint_service(options: argparse.Namespace) -> None:
 
 
 def compile_service(options: argparse.Namespace) -> None:
-    """Runs the compile service."""
+    """Runs the compile service, see ``run_compile_service``."""
     from swift.elastic.services.compile_service import run_compile_service
 
     experiment, scratch = _given(options)

@@ -1,4 +1,4 @@
-"""``swift compare``: experiments run one after the other, each in a directory of its own, and one report of all."""
+"""``swift compare``: runs experiments one after the other, each in its own directory, and writes one report on all."""
 
 import argparse
 import json
@@ -35,8 +35,8 @@ class _Compared:
 
     Attributes:
         experiment: settings of the run.
-        options: options of this invocation.
-        has_ended: whether there is nothing left to do.
+        options: options for this call of the command.
+        has_ended: whether an earlier call has completed the run.
     """
 
     experiment: Experiment
@@ -77,7 +77,7 @@ def _found(
     hosts: Hosts,
     connect: ConnectHosts | None,
 ) -> list[_Compared]:
-    """Finds out which runs begin, continue, or have ended, which the first of several hosts sees.
+    """Finds out which runs begin, continue, or have ended; the first host looks, and tells the other hosts.
 
     Raises:
         SettingError: a run can do none of these.
@@ -111,12 +111,16 @@ def _found(
 
 
 def _standing(experiment: Experiment, run: TrainOptions, *, resume: bool) -> tuple[bool, bool]:
-    """Returns whether a run is there to be continued, and whether it has ended; raises SettingError if it is stuck."""
+    """Returns whether a run exists that can be continued, and whether it has ended.
+
+    Raises:
+        SettingError: the run exists but must not, or cannot, be continued.
+    """
     run_dir = run.run_dir
     if run_dir.exists() and not resume:
         allowed = f"holds {run_dir.name} already; add --resume to continue it, or choose another directory"
         raise SettingError("--run-dir", str(run_dir.parent), allowed)
-    if not is_run(run_dir):  # nothing, or what a start that was interrupted has left, such as its lease
+    if not is_run(run_dir):  # nothing is there, or leftovers of an interrupted start, such as its lease
         return False, False
     check_resumable(experiment, run)
     summary = read_run(run_dir, "--run-dir").summary
@@ -128,7 +132,7 @@ def _standing(experiment: Experiment, run: TrainOptions, *, resume: bool) -> tup
 
 
 def _run(compared: Sequence[_Compared], hosts: Hosts) -> None:
-    with hosts.all_or_none():  # so that a mistake in the last is reported before the first has run
+    with hosts.all_or_none():  # check all first, so that a mistake in the last is reported before the first has run
         remaining = [entry for entry in compared if not entry.has_ended]
         data = {
             f"{entry.options.run_dir.name}: the data": check_before(entry.experiment, entry.options)
@@ -154,7 +158,8 @@ def _show(experiments: Sequence[Experiment], runs: Sequence[Run], top: Path, kin
     from swift.cli.report import report_of
     from swift.report.compare import comparison_rows, comparison_table
 
-    page = top / ("comparison.html" if (top / CONFIG).exists() else "report.html")  # a run has a report of its own
+    # If the directory is itself that of a run, its own report has the usual name.
+    page = top / ("comparison.html" if (top / CONFIG).exists() else "report.html")
     again = " ".join(["swift report", *(str(run.path) for run in runs), f"--out {page}"])
     line = report_of(runs, page, again)
     if kind == "json":
@@ -167,7 +172,7 @@ def _show(experiments: Sequence[Experiment], runs: Sequence[Run], top: Path, kin
 
 
 def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterator[str]:
-    """Yields the distance of losses between runs with failures and the same experiment without, if that ran, too."""
+    """Yields lines that compare the losses of runs with failures to the same experiments without, where those ran."""
     from swift.cli.report import distance_line
 
     for experiment, run in zip(experiments, runs, strict=True):

@@ -1,4 +1,7 @@
-"""``swift compile``: every configuration in a process of its own, since a compiler that fails may end its process."""
+"""``swift compile``: compiles an experiment for a pod, and shows whether each configuration fits.
+
+Each configuration is compiled in a process of its own, since a compiler that fails may end its process.
+"""
 
 import argparse
 import json
@@ -52,15 +55,15 @@ def compile(options: argparse.Namespace) -> None:
 
 
 def compiler(options: argparse.Namespace) -> None:
-    """Compiles one configuration in this process: a request on a line of standard input, a report on standard output.
+    """Compiles one configuration: reads a request from a line of standard input, writes a report to standard output.
 
-    It ends when its input does.
+    The process ends when its input does, so that it does not outlive its parent.
     """
     del options
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # compilers print
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # compilers print to stdout, which must have only the report
     pod = Pod.parse(request["topology"])
     settle_process(pod)
     with tempfile.NamedTemporaryFile("w", suffix=".gin") as file:
@@ -79,7 +82,7 @@ def compiler(options: argparse.Namespace) -> None:
 
 
 def _end_with_input() -> None:
-    while os.read(0, 1024):  # not sys.stdin, whose lock would keep Python from ending
+    while os.read(0, 1024):  # not sys.stdin: Python could not end while this thread holds its lock
         pass
     os._exit(130)
 
@@ -89,7 +92,7 @@ def _request(config: str, pod: Pod, down: FailedSet) -> dict[str, Any]:
 
 
 def _compile_all(requests: Sequence[dict[str, Any]], num_jobs: int) -> list[dict[str, Any]]:
-    """Yields the reports in the order of the requests; ``jobs`` are compiled at a time."""
+    """Compiles up to ``num_jobs`` requests at a time; returns the reports in the order of the requests."""
     with ThreadPoolExecutor(num_jobs, "compile") as pool:
         pending = {pool.submit(_ask, request): number for number, request in enumerate(requests)}
         reports: dict[int, dict[str, Any]] = {}
@@ -105,7 +108,7 @@ def _compile_all(requests: Sequence[dict[str, Any]], num_jobs: int) -> list[dict
 
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:
-    """Asks a process for its report; it lives no longer than this one."""
+    """Compiles one request in a new process, and returns its report; REFUSED if the process ends without one."""
     with tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", "swift", "compiler"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
@@ -130,7 +133,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stderr_tail(log: str, code: int) -> str:
-    """Returns why a process ended: the error of its compiler, or the last line that it printed."""
+    """Returns why a process ended: its compiler's failed check, or else the last line that it printed."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     checks = [line for line in lines if re.search(r"Check failed|RET_CHECK failure", line)]
     reason = (checks or lines[-1:] or ["no word"])[0]

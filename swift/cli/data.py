@@ -1,4 +1,4 @@
-"""``swift data ACTION CONFIG.gin``: what a pipeline costs, how it will run, how fast it runs, and for whom.
+"""``swift data ACTION CONFIG.gin``: profiles, plans and benchmarks an input pipeline, or serves it to other machines.
 
 ``swift data serve`` makes samples for other machines; ``input_hosts`` connects the other actions to such machines.
 """
@@ -33,7 +33,7 @@ from swift.input.server import find_key, serve_input
 _BACKLOG = 128
 
 _ROUNDS = 3
-"""Turns of each plan, one after the other, so that a change of the machine's speed meets both."""
+"""Turns of each plan in a benchmark; the plans alternate, so that a change of the machine's speed affects both."""
 _OPTIONS = {
     "Resources.num_epochs": "--epochs",
     "Resources.num_cores": "--cores",
@@ -43,7 +43,7 @@ _OPTIONS = {
 
 
 def serve(options: argparse.Namespace) -> None:
-    """``swift data serve CONFIG.gin``: ends with a signal."""
+    """``swift data serve CONFIG.gin``: serves samples until a signal ends it."""
     check_count("--processes", options.processes, least=1)
     host, port = listening_address(options.listen)
     check_network(host, is_trusted=options.insecure_network)
@@ -74,18 +74,18 @@ def data(options: argparse.Namespace) -> None:
     if options.action == "bench":
         check_number("--seconds", options.seconds, above=0)
     pipeline, running = load_pipeline(options.config, options.set), getattr(options, "running", None)
-    if running is not None:  # the parent names the operator that has ended this process
+    if running is not None:  # lets the parent say which operator was running if this process is killed
         pipeline = TracedPipeline.of(pipeline, running.note)
     try:
         facts, lines = _found(pipeline, options)
-    except DataError as error:  # as a run that reads the same at its start says it
+    except DataError as error:  # reported as a run reports it that reads the same data at its start
         raise SettingError("Pipeline.source", pipeline.source, str(error)) from error
     sys.stdout.write(json.dumps(facts) + "\n" if options.format == "json" else "\n".join(lines) + "\n")
     sys.stdout.flush()
 
 
 def _found(pipeline: Pipeline, options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[str]]:
-    """Returns what an action finds out, as facts and as lines."""
+    """Returns the result of an action, as facts for JSON and as text lines."""
     if options.action == "profile":
         return _profile(profile_input(pipeline, options.records))
     with renamed_settings(_OPTIONS):
@@ -102,7 +102,7 @@ def _found(pipeline: Pipeline, options: argparse.Namespace) -> tuple[dict[str, A
 
 def _resources(options: argparse.Namespace) -> Resources:
     check_number("--memory", options.memory, least=0)
-    if options.cache_dir is not None:  # which a plan may turn out not to need
+    if options.cache_dir is not None:  # checked even if the plan turns out not to need it
         check_writable(options.cache_dir)
     return Resources(options.epochs, options.cores, int(options.memory * 1e9), cache_directory=options.cache_dir)
 
@@ -172,7 +172,7 @@ def _bench(
 
 
 class _Run:
-    """Samples of one plan, in turns."""
+    """Counts and times the samples of one plan, in several turns."""
 
     def __init__(self, plan: InputPlan, used: Resources, hosts: InputHosts | None):
         start_time = time.perf_counter()
@@ -182,7 +182,7 @@ class _Run:
         self._samples = in_order(samples, plan, hosts=hosts)
 
     def turn(self, seconds: float) -> None:
-        """Takes samples for this many seconds."""
+        """Reads samples for this many seconds."""
         start_time = time.perf_counter()
         while time.perf_counter() - start_time < seconds:
             next(self._samples)

@@ -1,4 +1,4 @@
-"""``swift doctor``: the findings, line by line or as JSON."""
+"""``swift doctor``: checks whether a machine, or several together, can run Swift; prints lines or JSON."""
 
 import argparse
 import json
@@ -59,7 +59,7 @@ def _alone(options: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _together(options: argparse.Namespace, count: int, node: int) -> Iterator[Finding]:
-    """Examines this machine while the others find it, and meets them."""
+    """Examines this machine, and checks the connections to the other nodes, which do the same at the same time."""
     host, _ = listening_address(options.listen)
     directory_findings = list(examine_directory(options.run_dir))
     yield from directory_findings
@@ -86,5 +86,5 @@ def _examined() -> Iterator[Finding]:
 
 
 def _say(text: str) -> None:
-    """Says on stderr what takes a while."""
+    """Says on stderr what is being waited for."""
     print(f"{text} ...", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""``swift evaluate``: models asked the questions of a file, one model after the other.
+"""``swift evaluate``: asks one or more models the questions of a file, one model after the other.
 
-The results are kept in files, one with each model or a single one, while they come; tables of scores go to stdout.
+Results are saved while they come, in one file per model or in a single file; tables of scores go to stdout.
 """
 
 import argparse
@@ -41,18 +41,18 @@ from swift.train.model_directory import weights_digest, widened
 _TEXTS = ("task", "score")
 
 _MOST_MISTAKES = 20
-"""Lines of a task file that are named at most."""
+"""Maximum number of wrong lines of a task file that are printed."""
 _WRITTEN_EVERY_S = 60.0
 
 
 class _ResultsFiles:
-    """Results of several models, and their files.
+    """The results of several models, and the files that they are saved in.
 
     Args:
         tasks: the questions.
-        task_path: their file.
+        task_path: file of the questions.
         models: models that are asked.
-        out: file of all results; None: one in the directory of each model.
+        out: file for all results; None: one file in the directory of each model.
 
     Attributes:
         titles: name of each model.
@@ -65,10 +65,10 @@ class _ResultsFiles:
         self._kept: dict[int, Evaluation] = {}
 
     def locate(self, *, resume: bool) -> None:
-        """Finds the models' checkpoints and the files, and reads what was kept before.
+        """Finds the checkpoints of the models and the result files, and reads earlier results.
 
         Args:
-            resume: whether to continue that.
+            resume: whether to continue from earlier results.
 
         Raises:
             SettingError: a checkpoint cannot be read, or a file cannot be written or continued.
@@ -96,10 +96,10 @@ class _ResultsFiles:
             self._kept[number] = evaluation
 
     def begin(self, number: int, weights: str) -> Evaluation:
-        """Tells what a model has answered before.
+        """Returns a model's earlier results, which are empty if it has none.
 
         Raises:
-            SettingError: that was with other weights.
+            SettingError: the earlier results are from other weights.
         """
         model = self._models[number]
         if number not in self._kept:
@@ -112,7 +112,7 @@ class _ResultsFiles:
         return self._kept[number]
 
     def keep(self, number: int, judgements: Sequence[Judgement], seconds: float) -> None:
-        """Writes what a model has answered so far, unless that is nothing.
+        """Saves a model's results so far, unless there are none.
 
         Raises:
             RunError: the file cannot be written.
@@ -129,11 +129,11 @@ class _ResultsFiles:
 
     @property
     def evaluations(self) -> list[Evaluation]:
-        """Results of each model that was asked, in their order."""
+        """Results of the models that were asked, in their order."""
         return [self._kept[number] for number in sorted(self._kept)]
 
     def lines(self) -> list[str]:
-        """Names the files, and what a reader of the scores should know."""
+        """Returns lines on where the results are, and on questions that were cut."""
         lines = [f"results: {path}" for path in dict.fromkeys(self._paths)]
         for evaluation in self.evaluations:
             if evaluation.num_cut:
@@ -147,16 +147,16 @@ def _stem(name: str, step: int | None) -> str:
 
 
 def _titles(paths: Sequence[Path]) -> list[str]:
-    """Names models by their directories, with their paths if several share a name."""
+    """Returns a title for each model: the name of its directory, or the path if several have the same name."""
     names = [path.resolve().name for path in paths]
     return [name if names.count(name) == 1 else str(path) for path, name in zip(paths, names, strict=True)]
 
 
 def _scores_tables(evaluations: Sequence[Evaluation]) -> Iterator[TerminalTable]:
-    """Makes the table of scores, a column for each model, and that of the differences from the first model.
+    """Yields a table of scores, with a column per model, and a table with differences from the first model.
 
     Args:
-        evaluations: results of one task file.
+        evaluations: results on one task file.
     """
     first, *rest = evaluations
     scores = [{(score.task, score.metric): score for score in evaluation.scores} for evaluation in evaluations]
@@ -177,7 +177,7 @@ def _scores_tables(evaluations: Sequence[Evaluation]) -> Iterator[TerminalTable]
 
 
 def _share(estimate: Score | Difference, sign: str = "") -> str:
-    """Formats a share in percent, with its interval of 95 %."""
+    """Formats a share in percent, with its 95 % interval."""
     low, high = estimate.interval
     return f"{100 * estimate.share:{sign}.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
@@ -209,7 +209,7 @@ def _say_stopping() -> None:
 
 
 def _read(path: Path) -> TaskFile:
-    """Reads the questions; names every line that is wrong."""
+    """Reads the questions; prints every wrong line, up to a maximum."""
     tasks, mistakes = read_tasks(path)
     if len(mistakes) == 1:
         raise mistakes[0]
@@ -229,7 +229,7 @@ def _evaluate(
     files: _ResultsFiles,
     interrupt: Interrupt,
 ) -> None:
-    """Asks a model what it has not answered yet."""
+    """Asks a model the questions that it has not answered yet, and saves the results once a minute and at the end."""
     with _Progress(files.titles[number], len(tasks.questions)) as progress:
         gpt, weights = _load(model)
         evaluation = files.begin(number, weights_digest(weights))
@@ -237,7 +237,7 @@ def _evaluate(
         known = {judgement.line for judgement in evaluation.judgements}
         missing = [question for question in tasks.questions if question.line not in known]
         engine, tokenizer = TextEngine(gpt, model.experiment.experts, weights, config), model.experiment.data.tokenizer
-        del weights  # the engine has them on its devices
+        del weights  # frees the host memory: the engine has its own copy on the devices
         prompts = prepare_questions(engine, tokenizer, str(path), missing)
         progress.begin(len(known))
         began = written = time.monotonic()
@@ -260,7 +260,7 @@ def _evaluate(
 
 
 def _load(model: StoredModel) -> tuple[GPT, Weights]:
-    """Reads a model to the host, in the type of master weights; no document is told apart from others."""
+    """Loads a model to the host, with weights in the type of master weights, and without document boundaries."""
     experiment = model.experiment
     _, weights = model.load()
     gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
@@ -268,7 +268,7 @@ def _load(model: StoredModel) -> tuple[GPT, Weights]:
 
 
 class _Progress:
-    """Questions answered so far, on stderr: a bar on a terminal, about ten lines elsewhere; a context manager."""
+    """Shows progress on stderr: a bar on a terminal, about ten lines elsewhere; a context manager."""
 
     def __init__(self, title: str, count: int):
         self._title, self._count, self._done, self._parts = title, count, 0, ["loads the model"]
@@ -283,14 +283,14 @@ class _Progress:
         self._terminal.__exit__(None, None, None)
 
     def begin(self, done: int) -> None:
-        """Notes that the model is loaded, and how many questions it has answered before."""
+        """Shows that the model is loaded, and how many questions it has answered before."""
         self._done, self._parts = done, ["waiting for the first answer, which compiles"]
         if not self._terminal.is_live:
             before = f", {done:,} of them answered before" if done else ""
             self._terminal.print(f"{self._title}: {self._count:,} questions{before}")
 
     def update(self, done: int, engine: TextEngine) -> None:
-        """Shows the questions that are answered."""
+        """Shows how many questions are answered, and how many tokens that took."""
         is_due = self._timer.passed(done, time.monotonic())
         computed = engine.computed
         self._done, self._parts = done, [f"{computed.prompt_tokens:,} tokens read, {computed.new_tokens:,} written"]

@@ -1,4 +1,4 @@
-"""``swift generate``: texts continued by a model directory."""
+"""``swift generate``: continues texts with the model in a model directory."""
 
 import argparse
 import json
@@ -16,18 +16,18 @@ from swift.generate.request import Sampling
 from swift.runlog.files import METRICS
 
 _DEFAULT_PROMPT = "def "
-"""The text that is continued unless one is given."""
+"""The prompt if the user gives none."""
 
 
 def prepare_engine(expert_ranks: int, experiments: Sequence[Experiment]) -> None:
-    """Configures JAX, before it starts, for engines whose experts are spread over devices.
+    """Configures JAX for engines that spread the experts over devices; must be called before JAX has a backend.
 
     Args:
-        expert_ranks: value of ``--expert-ranks``; emulated devices are as many.
+        expert_ranks: value of ``--expert-ranks``, also the number of devices to emulate.
         experiments: settings of the models.
 
     Raises:
-        SettingError: the experts of a model cannot be spread evenly, or there are not as many devices.
+        SettingError: the experts of a model cannot be spread evenly, or there are not enough devices.
     """
     with renamed_settings({"TextEngineConfig.expert_ranks": "--expert-ranks"}):
         for experiment in experiments:
@@ -62,7 +62,7 @@ def generate(options: argparse.Namespace) -> None:
 
 
 def _show_live(prompt: str, pieces: Iterable[str]) -> None:
-    """Prints a text while it is made."""
+    """Prints a text while it is generated."""
     sys.stdout.write(prompt)
     for piece in pieces:
         sys.stdout.write(piece)

@@ -1,4 +1,4 @@
-"""``swift export`` and ``swift import``: models of runs, and of the Hugging Face hub."""
+"""``swift export`` and ``swift import``: write the model of a run, and convert to and from Hugging Face's format."""
 
 import argparse
 import sys

@@ -1,6 +1,6 @@
-"""``--input-hosts``: the connections of a command to machines that make samples for it, and the plan of a reading.
+"""``--input-hosts``: connects a command to machines that make samples for it, and plans how input is read.
 
-What connects and what plans is loaded where it is used: most runs have texts, which need neither.
+The modules for both are imported only when they are used: most runs read texts, which need neither.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from swift.typed import SourceText
 
 
 def plan_reading(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
-    """Plans how a pipeline is read for the index of a corpus, see ``plan_once``."""
+    """Plans how a pipeline is read once to build a corpus index, see ``plan_once``."""
     from swift.input.optimizer import plan_once
 
     return plan_once(pipeline, hosts)
@@ -27,15 +27,15 @@ def plan_reading(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
 def input_hosts_of_runs(
     data: Sequence[DataConfig], options: argparse.Namespace, *, has_network: bool = False
 ) -> ConnectHosts | None:
-    """Returns the function by which runs connect to the machines of ``--input-hosts``, see ``input_hosts``.
+    """Returns a function that connects runs to the machines of ``--input-hosts``, see ``input_hosts``.
 
     Args:
-        data: settings of the data of each run.
+        data: data settings of each run.
         options: see ``input_hosts``.
         has_network: see ``input_hosts``.
 
     Raises:
-        SettingError: see ``input_hosts``; or a run does not have documents of which samples are made.
+        SettingError: see ``input_hosts``; or a run has no pipeline that makes samples from documents.
     """
     pipelines = (
         []
@@ -48,16 +48,16 @@ def input_hosts_of_runs(
 def input_hosts(
     pipelines: Sequence[Pipeline], options: argparse.Namespace, *, has_network: bool = False
 ) -> ConnectHosts | None:
-    """Returns the function that connects to the machines of ``--input-hosts``; None: there are none.
+    """Returns a function that connects to the machines of ``--input-hosts``; None without that option.
 
     Args:
-        pipelines: pipelines of which samples are made there.
+        pipelines: pipelines whose samples these machines make.
         options: options ``input_hosts``, ``key_file`` and ``insecure_network``.
-        has_network: whether the command permits another network by the same option.
+        has_network: whether ``--insecure-network`` also permits another network of the command.
 
     Raises:
-        SettingError: an option is set that goes with ``--input-hosts``; an address or the key cannot be used; or a
-            pipeline cannot be told from another.
+        SettingError: an option is set that needs ``--input-hosts``; an address or the key cannot be used; or a pipeline
+            has no digest by which both sides could compare it.
     """
     if options.input_hosts is None:
         allowed = "goes with --input-hosts, which is not set"
@@ -72,13 +72,13 @@ def input_hosts(
     addresses = [_address(text, is_trusted=options.insecure_network) for text in options.input_hosts.split(",")]
     key = find_key(key_file_of(options.key_file))
     for pipeline in pipelines:
-        serving_facts(pipeline)  # before anything is read or written
+        serving_facts(pipeline)  # raises, if at all, before anything is read or written
 
     reported = set[tuple[Callable[[str], None], str]]()
 
     @contextmanager
     def connected(pipeline: Pipeline, report: Callable[[str], None]) -> Iterator[InputHosts]:
-        def report_once(line: str) -> None:  # a mixture connects for each source, to the same hosts
+        def report_once(line: str) -> None:  # a mixture connects to the same hosts again for each source
             if (report, line) not in reported:
                 reported.add((report, line))
                 report(line)
@@ -107,14 +107,14 @@ def _address(text: str, *, is_trusted: bool) -> tuple[str, int]:
 
 
 def key_file_of(path: Path | None) -> Path:
-    """Returns the path of the key of input hosts; raises SettingError where none is given."""
+    """Returns the path of the key file for input hosts; raises SettingError if none is given."""
     if path is None:
         raise SettingError("--key-file", SourceText("(not set)"), "the machines need a key that they can prove to have")
     return path
 
 
 def serving_facts(pipeline: Pipeline) -> dict[str, str]:
-    """Returns what both sides must have alike, see ``pipeline_facts``; raises SettingError where it cannot be known."""
+    """Returns facts that must be equal on both sides, see ``pipeline_facts``; raises SettingError if one is unknown."""
     try:
         return pipeline_facts(pipeline)
     except NoDigest as error:

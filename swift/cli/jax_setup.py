@@ -1,4 +1,4 @@
-"""JAX before it starts: the devices, types and stored programs of the experiments of a command."""
+"""Configures JAX before it creates a backend: devices, 64-bit types, and the compilation cache."""
 
 import os
 import sys
@@ -11,13 +11,21 @@ from swift.errors import SettingError
 from swift.mesh.devices import EmulationError, emulate_devices, enable_compilation_cache
 
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
-"""Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
+"""Environment variables that keep libtpu, if it is installed, from printing a page of log as it looks for a TPU."""
 DEVICES_PER_CORE = 12
-"""Emulated devices for each core of the machine, beyond which a run is warned of."""
+"""Emulated devices per CPU core above which the user is warned."""
 
 
 def prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:
-    """Configures JAX, before it starts, for all experiments of this process."""
+    """Configures JAX for all experiments that this process will run; must be called before JAX has a backend.
+
+    Args:
+        experiments: settings of the experiments.
+        num_devices: number of devices to emulate; None: as many as the largest experiment needs.
+
+    Raises:
+        SettingError: the experiments need different configurations, or the devices cannot be emulated.
+    """
     for name in ("ranks", "compute_dtype"):
         values = {getattr(experiment, name) for experiment in experiments}
         if len(values) > 1:
@@ -37,7 +45,7 @@ def prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -
 
 
 def oversubscription_warning(num_devices: int, num_cores: int) -> list[str]:
-    """Returns a warning if emulated devices are too many for the cores of this machine.
+    """Returns a warning, as a list of at most one line, if there are too many emulated devices for the CPU cores.
 
     >>> oversubscription_warning(8, 2)
     []

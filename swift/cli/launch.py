@@ -1,4 +1,8 @@
-"""``swift launch``: the job that its options describe, the supervisor of the run, and the processes that it starts."""
+"""``swift launch``: an elastic run with one process per worker or expert rank, which survives failures.
+
+``LaunchJob`` checks the options and turns them into the specs of the run. ``launch`` runs the supervisor on the first
+node; on any other node it serves the first one.
+"""
 
 import argparse
 import os
@@ -65,23 +69,23 @@ from swift.train.start import (
 )
 
 _ENDING_S = 30.0
-"""Seconds from the deadline of a stop to the end of this process, which might wait for a file system forever."""
+"""Seconds after the deadline of a stop until this process ends in any case, since a file system may never respond."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchJob:
-    """A run of processes, as the command line describes it.
+    """An elastic run, as the command line describes it.
 
     Attributes:
         experiment: settings of the run.
-        options: command line.
+        options: options of the command line.
         processes: all processes of the run.
-        by_rank: whether each expert rank is a process, rather than each worker.
+        by_rank: whether each expert rank is a process of its own, rather than each worker.
         nodes: machines of the run.
-        platform: what its processes compute on, and the options that depend on that.
+        platform: devices of the processes, and the options that depend on them.
         deadlines: time limits.
         faults: faults to be injected.
-        connect: function that connects to input hosts while the index of the corpus is built; None: there are none.
+        connect: connects to input hosts while the corpus index is built; None: there are none.
     """
 
     experiment: Experiment
@@ -96,7 +100,7 @@ class LaunchJob:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
-        """Makes the job of a command line; raises SettingError if it cannot run."""
+        """Creates the job from the command line; raises SettingError if it cannot run."""
         experiment = load_experiment(options.config, options.set)
         by_rank = _is_by_rank(options.processes, experiment.topology)
         processes = processes_of(experiment.topology, by_rank=by_rank)
@@ -126,41 +130,41 @@ class LaunchJob:
             ),
             connect=input_hosts_of_runs([experiment.data], options, has_network=True),
         )
-        # The last check, as JAX takes seconds to start.
+        # The last check, since it starts JAX, which takes seconds.
         platform.check_node(len(nodes.own_of(processes)), _devices_per_process(experiment, by_rank))
         return job
 
     @property
     def memory_checkpoint_every(self) -> int:
-        """Iterations between copies of the states for processes that are started again; 0: none are made."""
+        """Iterations between copies of the state for processes that are restarted; 0: no copies."""
         return self.options.memory_checkpoint_every or 1 if self.platform.recovery == "restart" else 0
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of the processes."""
+        """Environment variables for the processes of the run."""
         return self.platform.environment(os.environ, self.nodes.count)
 
     @property
     def is_elastic(self) -> bool:
-        """Returns whether the run can continue on any ranks that are left."""
+        """Whether any subset of the ranks can continue the run."""
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     @property
     def own_cut(self) -> ChunkAssignment:
-        """Workers that hold each chunk; False where all pipelines are cut alike."""
+        """Workers that hold each chunk; falsy if all pipelines have the same cut."""
         chunks = self.experiment.chunks
         return DEFAULT_ASSIGNMENT if chunks.is_uniform_cut else ChunkAssignment(chunks.stage_DC)
 
     def show(self, text: str) -> None:
-        """Prints a line, after the name of this node if there are several."""
+        """Prints a line on stderr, with the number of this node if there are several."""
         line = f"node {self.nodes.own_node}: {text}" if self.nodes.count > 1 else text
         print(line, file=sys.stderr, flush=True)
 
     def storage(self, run_dir: Path) -> StorageLocation:
-        """Chooses where the processes of this node keep states.
+        """Chooses the directory where the processes of this node store their states.
 
         Raises:
-            SettingError: there is no room for them, or the processes do not fit into the memory of this node.
+            SettingError: no directory has enough room, or the processes do not fit into the memory of this node.
         """
         configure_jax(self.experiment, num_devices=1)
         here, is_alone = self.nodes.own_of(self.processes), self.nodes.count == 1
@@ -170,22 +174,22 @@ class LaunchJob:
             if warning is not None:
                 self.show(warning)
         demand = MemoryEstimate.of(self.experiment, here, by_rank=self.by_rank, is_alone=is_alone, platform=platform)
-        clear_backends()  # the supervisor has no use for devices
+        clear_backends()  # the estimate may have created a backend; the supervisor needs no devices
         return choose_storage(demand, run_dir)
 
     def corpus(self) -> Path | None:
-        """Finds or builds the index of the corpus."""
+        """Finds or builds the corpus index; None if the user has no cache directory."""
         directory = corpora_directory()
         if directory is None:
             return None
         return find_index(self.experiment.data, directory, self.show, connect=self.connect, plan=plan_reading)
 
     def interrupt(self) -> Interrupt:
-        """Holds signals back from now on, and ends the process some time after the first."""
+        """Catches Ctrl-C and SIGTERM from now on; the first one also starts a timer that ends this process."""
         return Interrupt(self.deadlines.stopping + _ENDING_S).hold()
 
     def commands(self, scratch: RunFiles) -> ProcessCommands:
-        """Makes the commands that start processes of the run."""
+        """Returns the command lines that start the processes of the run."""
         return ProcessCommands(
             scratch=scratch,
             processes=self.processes,
@@ -200,7 +204,7 @@ class LaunchJob:
         )
 
     def spec(self, scratch: RunFiles, logs: Path) -> RunSpec:
-        """Makes the spec that the supervisor follows."""
+        """Returns the settings of the run for the supervisor."""
         return RunSpec(
             processes=self.processes,
             command=self.commands(scratch).worker,
@@ -223,7 +227,7 @@ class LaunchJob:
 
 
 def _is_by_rank(num_processes: int, topology: Topology) -> bool:
-    """Returns whether each expert rank is a process; raises SettingError if the number fits neither."""
+    """Returns whether ``--processes`` means one per expert rank; raises SettingError if it fits neither choice."""
     num_workers, num_ranks = len(topology.workers), topology.num_devices
     if num_processes not in (num_workers, num_ranks):
         allowed = f"must be {num_workers}, one for each worker of {topology}"
@@ -233,7 +237,7 @@ def _is_by_rank(num_processes: int, topology: Topology) -> bool:
 
 
 def _why_uncompiled(experiment: Experiment, prepare: str, *, by_rank: bool) -> str | None:
-    """Says why no programs are ever prepared for the loss of a process; None: they are."""
+    """Returns why programs are never prepared for the loss of a process; None if they are."""
     if prepare == "none":
         return "with --prepare none no programs are prepared"
     if experiment.topology.num_pipelines == 1 and not is_elastic(experiment, by_rank=by_rank):
@@ -242,7 +246,7 @@ def _why_uncompiled(experiment: Experiment, prepare: str, *, by_rank: bool) -> s
 
 
 def _check(experiment: Experiment) -> None:
-    """Raises SettingError if real processes cannot run an experiment."""
+    """Raises SettingError if an experiment cannot run with real processes."""
     refused = {
         "failures": (bool(experiment.failures), "must be empty: processes fail for real, see --chaos"),
         "planner": (experiment.planner in FAULT_FREE, "plans without failures"),
@@ -259,7 +263,7 @@ def _devices_per_process(experiment: Experiment, by_rank: bool) -> int:
 
 
 def _check_copies(memory_checkpoint_every: int | None, recovery: Recovery) -> None:
-    """Raises SettingError if copies of the state are asked for that nobody would need, or none where all do."""
+    """Raises SettingError for ``--memory-checkpoint-every`` below 1, or where nobody would use the copies."""
     if memory_checkpoint_every is None:
         return
     check_count("--memory-checkpoint-every", memory_checkpoint_every, least=1)
@@ -269,7 +273,7 @@ def _check_copies(memory_checkpoint_every: int | None, recovery: Recovery) -> No
 
 
 def _check_sharded(experiment: Experiment, by_rank: bool) -> None:
-    """Raises SettingError if ranks with different shares would be copies of a lost one's."""
+    """Raises SettingError if an elastic run shards the embedding or head: a lost rank's share would have no copy."""
     allowed = "must be 'replicated' where a single worker has a process for each expert rank, and continues without one"
     for name in ("embedding", "head"):
         if getattr(experiment, name) == "sharded" and is_elastic(experiment, by_rank=by_rank):
@@ -277,7 +281,7 @@ def _check_sharded(experiment: Experiment, by_rank: bool) -> None:
 
 
 def _check_snapshots(experiment: Experiment, by_rank: bool) -> None:
-    """Raises SettingError if an experiment sets snapshots from which no process would continue."""
+    """Raises SettingError if an experiment asks for slice copies that no process could continue from."""
     every = experiment.checkpoint.snapshot_every
     if every and not is_elastic(experiment, by_rank=by_rank):
         allowed = "must be 0, unless a single worker has a process for each expert rank: no other survives without one"
@@ -302,11 +306,11 @@ def launch(options: argparse.Namespace) -> None:
         log_every=options.log_every,
         observers=observers_of(options),
     )
-    with acquire_run(run) as lease:  # before anything else, which takes seconds
+    with acquire_run(run) as lease:  # first, so that a conflict with another process is reported without delay
         storage = job.storage(run.run_dir)
         try_placement(experiment)
         if job.is_elastic and experiment.topology.num_expert_ranks > 1:
-            try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # as after a failure
+            try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # must also work after a failure
         summary = _launch(job, run, lease, storage)
     from swift.cli.report import distance_line, show_run
 
@@ -318,7 +322,7 @@ def launch(options: argparse.Namespace) -> None:
 
 
 def _serve(job: LaunchJob) -> None:
-    """Runs as another node than the first."""
+    """Runs a node other than the first: serves the first node until the run is over."""
     run_dir, is_trusted = job.options.run_dir, job.options.insecure_network
     storage = job.storage(run_dir)
     job.show(storage.text)
@@ -338,16 +342,18 @@ def _serve(job: LaunchJob) -> None:
 
 
 def _launch(job: LaunchJob, run: TrainOptions, lease: Lease, storage: StorageLocation) -> dict[str, Any]:
-    """Runs as the first node, and returns the summary."""
+    """Runs the first node: prepares the run, supervises it, and returns the summary."""
     experiment = job.experiment
     start = find_start(experiment, run)
     done = 0 if start is None else start.step
     if needs_summary(experiment, run, done):
         return write_summary(experiment, run, lease, job.options.platform)
     check_range(experiment, run, done, experiment.num_steps)
-    find_weights(experiment, run)  # so that a mistake is reported once, and here; the checkpoint service loads them
+    # The checkpoint service loads the weights, and each process the data. Try both here, so that a mistake is reported
+    # once, and before any process starts.
+    find_weights(experiment, run)
     corpus = job.corpus()
-    data = experiment.loader("train", corpus).state()  # so that a mistake in the data is reported once, and here
+    data = experiment.loader("train", corpus).state()
     job.show(storage.text)
     shared = run.run_dir if job.nodes.count > 1 else None
     with (
@@ -370,7 +376,7 @@ def _supervise(
     starting: AbstractContextManager[Children],
     interrupt: Interrupt,
 ) -> dict[str, Any]:
-    """Runs to the end and returns the summary."""
+    """Supervises the run to its end, with its reports, and returns the summary."""
     start_time, experiment = time.monotonic(), job.experiment
     run_spec = job.spec(scratch, directory.path / "logs")
     _log_start(experiment, directory, done, run_spec)
@@ -389,7 +395,7 @@ def _supervise(
             with Supervisor(context) as supervisor:
                 _run(supervisor, checkpoints, interrupt)
         except RunError:
-            with suppress(OSError, RunError):  # an error of the record may have ended the run
+            with suppress(OSError, RunError):  # the run may have ended because its log cannot be written
                 reporter.note("stop", reporter.written, None, goodput=reporter.goodput())
             raise
         if interrupt.requested:
@@ -397,7 +403,7 @@ def _supervise(
             how = "no checkpoint was saved" if newest is None else f"--resume continues from {newest}"
             text = f"interrupted after iteration {reporter.written}; {how}"
             reporter.note("interrupt", reporter.written, text, goodput=reporter.goodput())
-            background.settle()  # a stop without a complete record is an error
+            background.settle()  # raises if the log is incomplete, which is an error even for a stopped run
             raise KeyboardInterrupt
         goodput = reporter.goodput()
         reporter.note("finish", experiment.num_steps, None, goodput=goodput)
@@ -428,7 +434,7 @@ def _context(
     children: Children,
     reporter: Reporter,
 ) -> RunContext:
-    """Puts the parts of a run together; the services of its clients start later."""
+    """Creates the objects that the supervisor works with; the two services start later."""
     commands, limits = job.commands(scratch), run_spec.deadlines
     checkpoints = CheckpointClient(
         children=children,
@@ -460,7 +466,12 @@ def _context(
 
 
 def _run(supervisor: Supervisor, checkpoints: CheckpointClient, interrupt: Interrupt) -> None:
-    """Runs to the end; raises RunError, after keeping the newest state elsewhere, if it could not be saved."""
+    """Runs the supervisor to the end of the run.
+
+    Raises:
+        RunError: the run has failed, or its newest state could not be saved in the run directory; then it is saved
+            elsewhere first.
+    """
     try:
         supervisor.run(lambda: interrupt.requested)
     except (RunError, OSError) as error:

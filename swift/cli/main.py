@@ -1,6 +1,6 @@
-"""The entry of the command line: runs a command, and turns its end into an exit code and error lines.
+"""The entry point of the command line: runs a command, and turns errors into one line and an exit code.
 
-In the first seconds of a command, on a terminal, a line is redrawn until the command itself prints something.
+In the first seconds of a long command, a terminal shows a status line until the command itself prints something.
 """
 
 import argparse
@@ -29,9 +29,9 @@ _PERIOD_S = 0.2
 _CLEAR = "\r\x1b[2K"
 
 _LONG = ("train", "compare", "launch", "evaluate")
-"""Commands that take seconds before they have something to say."""
+"""Commands that take seconds before they print anything."""
 _RESULT_IN_FILES = ("train", "compare", "launch", "import", "export")
-"""Commands that have done their work whether or not anybody reads stdout; that of others is their result."""
+"""Commands whose result is in files, so that a closed stdout is no error; the result of the others is on stdout."""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _MODULES = {
     "compare": "swift.cli.compare",
@@ -54,17 +54,17 @@ _MODULES = {
     "export": "swift.cli.hub",
     "export_to_hub": "swift.cli.hub",
 } | dict.fromkeys((command.replace("-", "_") for command in HIDDEN), "swift.cli.child_entry")
-"""Modules of the commands' functions."""
+"""The module that has the function of a command, by name of the function; imported only when the command runs."""
 
 
 class Startup:
-    """Shows on stderr what a command is waiting for, from before JAX is imported; a context manager.
+    """Shows on stderr what a command is doing while JAX is imported; a context manager.
 
-    The line is erased before anything else is printed, on stdout or stderr, and at the end of the block: so a mistake
-    still gives one line. Where stderr is not a terminal nothing is shown.
+    The line is erased before anything else is printed, on stdout or stderr, and at the end of the ``with`` block. So a
+    user's mistake still gives only one line. If stderr is not a terminal, nothing is shown.
 
     Args:
-        text: what the command does, such as ``swift train: starting``.
+        text: what the command is doing, such as ``swift train: starting``.
     """
 
     def __init__(self, text: str):
@@ -73,7 +73,7 @@ class Startup:
         self._streams: dict[str, TextIO] = {}
 
     def __enter__(self) -> Self:
-        if sys.stderr is not None and sys.stderr.isatty():  # None where it is closed
+        if sys.stderr is not None and sys.stderr.isatty():  # None if the process was started with stderr closed
             self._terminal = sys.stderr
             for name in ("stdout", "stderr"):
                 self._streams[name] = getattr(sys, name)
@@ -88,7 +88,7 @@ class Startup:
         self.end()
 
     def end(self) -> None:
-        """Erases the line, and leaves the terminal to others; a second call does nothing."""
+        """Erases the line and stops redrawing it; a second call does nothing."""
         with self._lock:
             if not self._streams:
                 return
@@ -129,7 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: words of the command; None: those of this process, which then has nothing else to do.
+        arguments: words of the command line; None: the ones of this process, which then does nothing else, so that its
+            streams and environment may be changed.
 
     Returns:
         The exit code: 0; 2 for a user's mistake, with one line on stderr; 3 for a run that cannot continue; as in a
@@ -137,14 +138,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         options = command_line().parse_args(with_negative_values(sys.argv[1:] if arguments is None else arguments))
-    except OSError as error:  # of --version, which prints
+    except OSError as error:  # --version prints, and stdout may be closed
         return _unwritten(error)
     if arguments is None:
         protect(["stderr", *["stdout"] * (options.command in _RESULT_IN_FILES)])
-    if arguments is None and (dropped := drop_fixed(os.environ)):  # before JAX is imported, which reads them
+    if arguments is None and (dropped := drop_fixed(os.environ)):  # must happen before JAX is imported
         names = " and ".join(dropped)
         print(f"swift: {names} would change results and has no effect: settings alone decide them", file=sys.stderr)
-    if arguments is None and options.command == "data" and options.action != "serve":  # whose host watches processes
+    # The user's operators may end the process. ``serve`` watches its processes itself.
+    if arguments is None and options.command == "data" and options.action != "serve":
         what = f"data {options.action} {options.config}"
         return run_in_child(lambda running: _run(argparse.Namespace(**vars(options), running=running)), what)
     if getattr(options, "coordinator", None) is None:
@@ -154,20 +156,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     """Runs a command in this process; returns its exit code."""
-    # Ctrl-C ends the process at once, since an exception inside JAX can crash or get lost; see train.interrupt.
+    # Ctrl-C must end the process at once: a KeyboardInterrupt inside JAX can crash or get lost. Commands that stop in
+    # order use ``swift.train.interrupt``.
     previous = signal.signal(signal.SIGINT, signal.SIG_DFL), sys.unraisablehook
     sys.unraisablehook = _ignore_late_writes
-    logging.getLogger("asyncio").addFilter(_is_no_late_write)  # for good: tasks are told of when the interpreter ends
-    # What a save of Orbax leaves that can start no thread, which is raised.
+    logging.getLogger("asyncio").addFilter(_is_no_late_write)  # never removed: the lines come as the interpreter ends
+    # From an Orbax save that can start no thread; the error itself is raised.
     warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
     try:
-        # JAX takes a second to import: --help, a misspelt command and `plan` should not wait for it.
+        # Import the module only now: JAX takes a second, and --help, a misspelt command or `plan` should not wait.
         is_long = options.command in _LONG
         with Startup(f"swift {options.command}: starting") if is_long else nullcontext():
             function = _function_of(options)
             module = importlib.import_module(_MODULES[function])
             getattr(module, function)(options)
-        sys.stdout.flush()  # here, where a closed pipe is known, and not when the interpreter ends
+        sys.stdout.flush()  # a closed pipe must raise here, and not when the interpreter ends
     except SettingError as error:
         return _fail(with_suggestion(error), 2)
     except RunError as error:
@@ -184,7 +187,7 @@ def _run(options: argparse.Namespace) -> int:
     except OSError as error:
         if options.command not in _RESULT_IN_FILES:
             return _unwritten(error)
-        if error.errno not in _UNWRITABLE:  # a fault of ours: of these commands, writing to stdout does not fail
+        if error.errno not in _UNWRITABLE:  # a bug: for these commands stdout is protected, and never fails
             raise
         return _fail(f"{error.filename or 'a file'} cannot be written: {error.strerror}", STOPPED)
     finally:
@@ -194,9 +197,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _unwritten(error: OSError) -> int:
-    """Returns the exit code for stdout that cannot be written, after a line unless its reader has closed it.
+    """Handles an error from stdout: prints a line, unless the reader has closed the pipe, and returns the exit code.
 
-    What Python still writes to it, as the process ends, goes nowhere. Other errors are raised.
+    Output that Python still flushes as the process ends is discarded. Errors from other files are raised.
     """
     is_closed = isinstance(error, BrokenPipeError)
     if not is_closed and (error.filename is not None or error.errno not in _UNWRITABLE):
@@ -206,10 +209,10 @@ def _unwritten(error: OSError) -> int:
 
 
 def _why_jax_does_not_start() -> SettingError | None:
-    """Returns the user's mistake if JAX has no devices of the platform that it is asked for; None: it has.
+    """Returns the user's mistake if JAX finds no devices of the requested platform; None if it does.
 
-    JAX raises that, without a class of its own, wherever a command first needs devices: its own word for CUDA without
-    a GPU is an AssertionError without a text.
+    JAX raises this wherever a command first needs devices, without an exception class of its own. For CUDA without a
+    GPU it is an AssertionError without a text.
     """
     if "jax" not in sys.modules:
         return None
@@ -226,7 +229,7 @@ def _why_jax_does_not_start() -> SettingError | None:
 
 
 def _function_of(options: argparse.Namespace) -> str:
-    """Name of the function of a command: mostly that of the command."""
+    """Returns the name of the function that runs a command: usually the command's own name."""
     if options.command == "import":
         return "import_model"
     return (
@@ -235,17 +238,17 @@ def _function_of(options: argparse.Namespace) -> str:
 
 
 def _ignore_late_writes(unraisable: Any) -> None:
-    """Reports exceptions that no caller can catch, except those of file writes that end after a failed save.
+    """Reports exceptions that no caller can catch, except the ones of file writes that end after a failed save.
 
-    Orbax 0.12.8 closes its event loop at the first write that fails, while TensorStore completes the others and prints
-    a traceback for each. The failure itself is raised, and what they write is removed by the next save.
+    Orbax 0.12.8 closes its event loop at the first write that fails. TensorStore still completes the other writes, and
+    prints a traceback for each. The failure itself is raised, and the next save removes the written files.
     """
     if not (isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"):
         sys.__unraisablehook__(unraisable)
 
 
 def _is_no_late_write(record: logging.LogRecord) -> bool:
-    """Whether a line of asyncio's is not on a write of Orbax's that failed after another one, which is raised."""
+    """Filters asyncio's log: drops lines on Orbax writes that failed after a first one, whose error is raised."""
     text = record.getMessage()
     return not ("exception was never retrieved" in text and "orbax" in text)
 

@@ -1,4 +1,4 @@
-"""The number of nodes, that of this one, and the address at which it listens, from options or their surroundings."""
+"""Reads the number of nodes, this node's number and its listening address, from options, Slurm or Kubernetes."""
 
 import ipaddress
 import socket
@@ -12,14 +12,14 @@ _TASKS = "SLURM_STEP_NUM_TASKS"
 
 
 def node_count(options: Namespace, environment: Mapping[str, str]) -> int:
-    """Returns the number of nodes, given by the command line, or else by Slurm; one where neither says it.
+    """Returns the number of nodes, from the command line or else from Slurm; one if neither gives it.
 
     Args:
         options: options ``nodes``, ``node`` and ``listen``.
-        environment: environment variables; ``srun`` says there how many tasks it has.
+        environment: environment variables, where ``srun`` gives its number of tasks.
 
     Raises:
-        SettingError: it is none, or other options are for several.
+        SettingError: the number is below one, or it is one and an option for several nodes is set.
     """
     count = options.nodes if options.nodes is not None else _number(environment, _TASKS) or 1
     check_count("--nodes", count, least=1)
@@ -30,15 +30,15 @@ def node_count(options: Namespace, environment: Mapping[str, str]) -> int:
 
 
 def own_node(options: Namespace, environment: Mapping[str, str], count: int) -> int:
-    """Returns the number of this node of several, given by the command line, or else by Slurm or Kubernetes.
+    """Returns this node's number, from 0, given by the command line or else by Slurm or Kubernetes.
 
     Args:
         options: option ``node``.
-        environment: environment variables; ``srun`` numbers its tasks there, an indexed Kubernetes job its pods.
+        environment: environment variables, where ``srun`` numbers its tasks and an indexed Kubernetes job its pods.
         count: number of nodes.
 
     Raises:
-        SettingError: it is not given, or out of range.
+        SettingError: the number is not given, or out of range.
     """
     index = _number(environment, "SLURM_PROCID" if _number(environment, _TASKS) else "JOB_COMPLETION_INDEX")
     node = options.node if options.node is not None else index
@@ -50,10 +50,10 @@ def own_node(options: Namespace, environment: Mapping[str, str], count: int) -> 
 
 
 def listening_address(text: str | None) -> tuple[str, int]:
-    """Returns the address and port of ``--listen``, those of this machine's name and any port where it is not given.
+    """Returns the address and port of ``--listen``; without it, this machine's own address, and port 0 for any.
 
     Raises:
-        SettingError: it is no address, or none that others can reach.
+        SettingError: the value is not an address, or other nodes cannot reach it.
     """
     host, _, port = (text or socket.gethostname()).partition(":")
     if port and not (port.isdecimal() and int(port) < 2**16):

@@ -1,6 +1,7 @@
-"""The machines of a run, the platform of its processes, and the commands that start them.
+"""An elastic run's machines, the platform of its processes, and the command lines that start them.
 
-On accelerators the supervisor makes no backend, which would hold the devices: a process of its own asks JAX.
+The supervisor must not create a backend on accelerators, which would take the devices from the workers: to find out
+what JAX can use, it starts another process.
 """
 
 import ipaddress
@@ -29,13 +30,13 @@ from swift.mesh.process_group import LOOPBACK
 from swift.typed import SourceText
 
 _BACKLOG = 1024
-"""Connections that may wait to be accepted."""
+"""Connections that may wait to be accepted, the ``backlog`` of the listening socket."""
 _SILENCE = 3.0
-"""Heartbeats without a sign of life after which the others give up the first node; it gives them up sooner."""
+"""Other nodes give up the first node after this many heartbeat limits of silence; it gives them up after one."""
 
 _SEE = "see swift doctor --host"
 _CONNECTING_S, _DYING_S = 150.0, 60.0
-"""Above what it takes until all processes have their backends, and what a driver takes to end a process."""
+"""More than all processes need to create their backends, and more than a driver needs to end a process."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Nodes:
 
     Attributes:
         count: number of machines.
-        own_node: number of this one, from 0; the first decides, and hosts shared services.
-        host: address on which the first listens; the others find it through the run directory.
-        port: port on which it listens; 0: any.
+        own_node: number of this machine, from 0. Node 0 runs the supervisor and the shared services.
+        host: address at which node 0 listens; other nodes find it through the run directory.
+        port: port at which node 0 listens; 0: any.
     """
 
     count: int = 1
@@ -55,7 +56,7 @@ class Nodes:
     port: int = 0
 
     def node_of(self, index: int, num_processes: int) -> int:
-        """Returns the node of a process; consecutive processes share one, so that pipelines stay together.
+        """Returns the node of a process. Consecutive processes share a node, so that pipelines stay together.
 
         >>> [Nodes(count=2).node_of(index, 6) for index in range(6)]
         [0, 0, 0, 1, 1, 1]
@@ -63,13 +64,13 @@ class Nodes:
         return index * self.count // num_processes
 
     def own_of(self, processes: Sequence[Process]) -> list[Process]:
-        """Returns those of a run's processes that are on this machine."""
+        """Returns the processes that run on this machine, given all processes of the run."""
         return [
             process for index, process in enumerate(processes) if self.node_of(index, len(processes)) == self.own_node
         ]
 
     def position_of(self, index: int, num_processes: int) -> int:
-        """Returns the number of processes before this one on its node.
+        """Returns how many processes come before this one on the same node.
 
         >>> [Nodes(count=2).position_of(index, 6) for index in range(6)]
         [0, 1, 2, 0, 1, 2]
@@ -79,14 +80,14 @@ class Nodes:
 
 
 def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
-    """Returns the nodes given by the command line, or else by Slurm or Kubernetes.
+    """Returns the nodes of a run, from the command line or else from Slurm or Kubernetes.
 
     Args:
         options: options ``nodes``, ``node``, ``listen``, ``insecure_network``, ``processes`` and ``run_dir``.
-        environment: environment variables; ``srun`` numbers its tasks there, an indexed Kubernetes job its pods.
+        environment: environment variables, where ``srun`` numbers its tasks and an indexed Kubernetes job its pods.
 
     Raises:
-        SettingError: they contradict each other, or the network would be used without permission.
+        SettingError: options contradict each other, or the network would be used without permission.
     """
     count = node_count(options, environment)
     if count > options.processes:
@@ -108,19 +109,19 @@ def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessCommands:
-    """Commands that start the processes of a run, and the node of each.
+    """The command lines that start a run's processes, and the node of each process.
 
     Attributes:
         scratch: files that the processes share.
         processes: all processes of the run.
         nodes: machines of the run.
-        by_rank: whether each expert rank is a process.
-        memory_checkpoint_every: iterations between copies of states for the incarnations that follow; 0: none are made.
+        by_rank: whether each expert rank is a process of its own, rather than each worker.
+        memory_checkpoint_every: iterations between copies of the state for restarted processes; 0: no copies.
         forming_s: the run's ``Deadlines.forming``, in seconds.
-        platform: accelerators that the processes hold; None: they compute on CPUs.
+        platform: kind of accelerators; None: processes compute on CPUs.
         devices_per_process: number of devices of each process.
-        init_from: directory of the run whose weights this one begins with; None: it draws its own.
-        init_config: gin file that has the classes of the user's own which that run has; None: this run's has them.
+        init_from: directory of a run or model whose weights this run begins with; None: random weights.
+        init_config: gin file with the user's own classes that the other run needs; None: this run's file has them.
     """
 
     scratch: RunFiles
@@ -135,14 +136,14 @@ class ProcessCommands:
     init_config: Path | None = None
 
     def node(self, child: Hashable) -> int:
-        """Returns the node of a process or of one of its incarnations; all others are on the first."""
+        """Returns the node of a process or its incarnation; 0 for the services, which run on the first node."""
         process = child.process if isinstance(child, Member) else child
         if process not in self.processes:
             return 0
         return self.nodes.node_of(self.processes.index(process), len(self.processes))
 
     def worker(self, process: Process) -> list[str]:
-        """Returns the command that starts a worker process."""
+        """Returns the command line that starts a worker process."""
         options = [f"--memory-checkpoint-every={self.memory_checkpoint_every}", f"--forming={self.forming_s}"]
         if self.platform is not None:
             position = self.nodes.position_of(self.processes.index(process), len(self.processes))
@@ -151,13 +152,13 @@ class ProcessCommands:
         return self._command("worker", *options, *map(str, (*process.worker, process.rank)))
 
     def checkpoint_service(self, run_dir: Path) -> list[str]:
-        """Returns the command that starts the checkpoint service."""
+        """Returns the command line that starts the checkpoint service."""
         named = {"--init-from": self.init_from, "--init-config": self.init_config}
         origin = [f"{option}={path}" for option, path in named.items() if path is not None]
         return self._command("checkpoint-service", *origin, str(run_dir))
 
     def compile_service(self) -> list[str]:
-        """Returns the command that starts the compile service."""
+        """Returns the command line that starts the compile service."""
         return self._command("compile-service")
 
     def _command(self, name: str, *more: str) -> list[str]:
@@ -166,11 +167,11 @@ class ProcessCommands:
 
 
 class NodeListener:
-    """The listener for the other nodes; a run on one node has none.
+    """The socket at which other nodes connect to the first one; a run on one node has none.
 
     Args:
         nodes: nodes of the run.
-        listener: socket on which they connect; None on a single node.
+        listener: listening socket; None on a single node.
     """
 
     def __init__(self, nodes: Nodes, listener: socket.socket | None):
@@ -179,7 +180,7 @@ class NodeListener:
     @classmethod
     @contextmanager
     def of(cls, nodes: Nodes) -> Iterator[Self]:
-        """Opens the listener for the block; raises SettingError if that fails."""
+        """Opens the socket for the duration of the ``with`` block; raises SettingError if that fails."""
         if nodes.count == 1:
             yield cls(nodes, None)
             return
@@ -200,12 +201,12 @@ class NodeListener:
         deadlines: Deadlines,
         environment: Mapping[str, str],
     ) -> Iterator[Children]:
-        """Starts and ends processes on all nodes of the run during the block, once all nodes have joined.
+        """Yields the object that starts and ends processes on all nodes; on exit, ends all processes.
 
         Args:
-            run_dir: run directory, through which the others find this node.
+            run_dir: run directory, through which the other nodes find this one.
             scratch: files that all processes share.
-            node_of: function that returns the node of a process.
+            node_of: returns the node of a process.
             deadlines: time limits of the run.
             environment: environment variables of processes on this node.
         """
@@ -235,12 +236,12 @@ class NodeListener:
 
 @dataclass(frozen=True)
 class Platform:
-    """The platform of a run, with the options that depend on it.
+    """The devices that a run computes on, with the options that depend on them.
 
     Attributes:
-        accelerator: kind of accelerators; None: the processes compute on CPUs.
+        accelerator: kind of accelerators; None: processes compute on CPUs.
         recovery: how the run recovers from a death.
-        prepare: whether programs are prepared: ``next`` or ``none``.
+        prepare: whether programs are compiled in advance: ``next`` or ``none``.
     """
 
     accelerator: Accelerator | None
@@ -255,7 +256,7 @@ class Platform:
         recovery: Recovery | None,
         prepare: Literal["none", "next"] | None,
     ) -> Self:
-        """Makes the platform of a run.
+        """Returns the platform of a run, with defaults for options that are not set.
 
         Args:
             name: value of ``--platform``.
@@ -264,7 +265,7 @@ class Platform:
             prepare: value of ``--prepare``; None: not set.
 
         Raises:
-            SettingError: the run needs something that the platform does not have.
+            SettingError: the platform does not support the experiment or an option.
         """
         if name == "cpu":
             if experiment.ranks != "emulated":
@@ -287,11 +288,16 @@ class Platform:
 
     @property
     def deadlines(self) -> Deadlines:
-        """Time limits that a command line may change; accelerators take longer to be taken and to be given back."""
+        """Default time limits; longer on accelerators, where drivers take their time to open and release devices."""
         return Deadlines() if self.accelerator is None else Deadlines(forming=_CONNECTING_S, dying=_DYING_S)
 
     def environment(self, user_environment: Mapping[str, str], num_nodes: int) -> dict[str, str]:
-        """Returns the environment of processes: NCCL uses the loopback device on one node unless told otherwise."""
+        """Returns the environment for processes; on one node NCCL uses the loopback device by default.
+
+        Args:
+            user_environment: the user's environment variables, which take precedence.
+            num_nodes: number of nodes of the run.
+        """
         defaults = {"NCCL_SOCKET_IFNAME": "lo"} if self.accelerator == "gpu" and num_nodes == 1 else {}
         return defaults | dict(user_environment)
 
@@ -302,13 +308,13 @@ class Platform:
         ask: Callable[[], JaxAnswer] = ask_jax,
         chips: Callable[[], tuple[str, ...]] = tpu_chips,
     ) -> None:
-        """Raises SettingError if this node does not have the devices of its processes.
+        """Raises SettingError if this node does not have the devices that its processes need.
 
         Args:
             num_here: number of processes on this node.
-            devices_per_process: number of devices that each of them holds.
-            ask: function that asks JAX, in another process.
-            chips: function that finds the TPU chips of this node. JAX would wait for the other hosts of the slice.
+            devices_per_process: number of devices of each process.
+            ask: starts JAX in another process and returns its devices.
+            chips: finds the TPU chips of this node, without JAX, which would wait for the other hosts of the slice.
         """
         if self.accelerator == "tpu":
             if num_here != 1:

@@ -1,6 +1,7 @@
-"""All commands and their options: those that several share, those of each command, and the parser of all.
+"""Defines all commands and their options.
 
-What the options of a command import is loaded when it runs.
+Options that several commands share come first, then the ones of single commands, then the parser. This module imports
+nothing large: a command's own module is imported when the command runs.
 """
 
 import argparse
@@ -9,7 +10,7 @@ from typing import Any
 from swift.cli.parser import OneLineParser, ShowVersion, path_of
 
 HIDDEN = ("worker", "checkpoint-service", "compile-service")
-"""Commands of the processes that ``launch`` starts."""
+"""Commands that ``launch`` uses to start its processes; users never see them."""
 _INSTEAD = {
     "extend": "train CONFIG.gin --run-dir RUN_DIR --resume --set Experiment.num_steps=N",
     "resume": "train CONFIG.gin --run-dir RUN_DIR --resume",
@@ -17,7 +18,7 @@ _INSTEAD = {
     "help": "--help",
     "version": "--version",
 }
-"""Words for what options do, of ``train`` mostly."""
+"""Words that users may try as commands, and the command line that does what they mean."""
 
 
 def _add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
@@ -38,12 +39,12 @@ def _add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 
 def _add_stopping(parser: argparse.ArgumentParser) -> None:
-    """Adds the deadline of a run in one process."""
+    """Adds ``--deadline`` for a run in one process, which has only one deadline."""
     _add_deadlines(parser, "stopping (from Ctrl-C or SIGTERM to the end of the process, with a checkpoint)")
 
 
 def _add_progress(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for reporting a run's progress."""
+    """Adds the options for showing a run's progress: ``--log-every`` and ``--logger``."""
     parser.add_argument(
         "--log-every",
         type=int,
@@ -61,7 +62,7 @@ def _add_progress(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a run on several hosts."""
+    """Adds the options for a run on several hosts: ``--coordinator``, ``--num-hosts`` and ``--host``."""
     parser.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
@@ -77,7 +78,7 @@ def _add_input_hosts(parser: argparse.ArgumentParser, *, has_network: bool = Fal
 
     Args:
         parser: parser of a command.
-        has_network: whether it has the option that permits a network already.
+        has_network: whether the parser already has ``--insecure-network``.
     """
     parser.add_argument(
         "--input-hosts",
@@ -111,7 +112,7 @@ def _add_insecure_network(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_prepare(parser: argparse.ArgumentParser, *, depends_on: str = "") -> None:
-    """Adds ``--prepare``; its default is None where it depends on something, which the help then says."""
+    """Adds ``--prepare``; the default is None if it depends on other options, which the help then explains."""
     parser.add_argument(
         "--prepare",
         choices=["none", "next"],
@@ -122,7 +123,7 @@ def _add_prepare(parser: argparse.ArgumentParser, *, depends_on: str = "") -> No
 
 
 def _add_config(parser: argparse.ArgumentParser, name: str = "--config", run: str = "the run") -> None:
-    """Adds ``--config``, for the user's own classes that a run was trained with, or the like option for another run."""
+    """Adds an option for a gin file with the user's own classes that a run was trained with, such as ``--config``."""
     parser.add_argument(
         name,
         type=path_of,
@@ -133,7 +134,7 @@ def _add_config(parser: argparse.ArgumentParser, name: str = "--config", run: st
 
 
 def _add_expert_ranks(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--expert-ranks``, for commands whose answers come from the engine."""
+    """Adds ``--expert-ranks``, for commands that use the inference engine."""
     parser.add_argument(
         "--expert-ranks",
         type=int,
@@ -145,7 +146,7 @@ def _add_expert_ranks(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of a run, its directory, and the format of the result."""
+    """Adds the options for settings, the run directory, and the format of the result."""
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
     parser.add_argument("--run-dir", type=path_of, metavar="DIR", help="default: a new directory under runs/")
     parser.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
@@ -163,7 +164,7 @@ def _add_init_from(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_evaluate(commands: Any) -> None:
-    """Adds ``evaluate`` to the parser of commands."""
+    """Adds ``swift evaluate``."""
     evaluate = commands.add_parser("evaluate", help="ask models the questions of a file, and count the right answers")
     evaluate.add_argument(
         "models", type=path_of, nargs="+", metavar="DIR", help="a run, or a model of `swift export` or `swift import`"
@@ -266,7 +267,7 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _add_compile(commands: Any) -> None:
-    """Adds ``swift compile``, and the process that it starts for each configuration."""
+    """Adds ``swift compile``, and the hidden command that it starts for each configuration."""
     compile_for = commands.add_parser(
         "compile",
         help="compile an experiment's step for a pod without one",

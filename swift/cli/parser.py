@@ -1,4 +1,4 @@
-"""The parser of the command line: a mistake gives one line, which suggests the nearest known word."""
+"""An argument parser whose errors are one line each and suggest the nearest known word."""
 
 import argparse
 import difflib
@@ -20,11 +20,11 @@ _CHOICE = re.compile(r"(.*invalid choice: ('[^']*'|\S+)) \(choose from (.*)\)", 
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Parser of the command line, or of a command.
+    """Argument parser for the command line or for one command, with suggestions in its error messages.
 
     Attributes:
-        hidden: words that are understood but never suggested.
-        instead: commands that do what a word would, which is none.
+        hidden: commands that are understood but never suggested.
+        instead: for words that are not commands, the command that does what the user probably means.
         commands: parsers of the commands, by name.
     """
 
@@ -34,14 +34,18 @@ class OneLineParser(argparse.ArgumentParser):
     _first = ""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses arguments; refuses unknown ones, and suggests the nearest option."""
+        """Parses arguments; rejects unknown ones, and suggests the nearest option."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown, [self, *filter(None, [self.commands.get(options.command)])])
         return options
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses arguments. Of an unknown option before a missing one, the unknown one is the mistake."""
+        """Parses arguments, and remembers the first one for ``error``.
+
+        If an unknown option comes first and an argument is missing, the unknown option is the mistake to report;
+        argparse would report the missing argument.
+        """
         first = next(iter(sys.argv[1:] if args is None else args), "")
         self._first = first if first.startswith("--") else ""
         return super().parse_known_args(args, namespace)
@@ -54,7 +58,7 @@ class OneLineParser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; {near}" if near else ""))
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with a line on stderr and exit code 2."""
+        """Ends the process with exit code 2 and one line on stderr, with a suggestion."""
         first, self._first = self._first.partition("=")[0], ""
         if (
             first
@@ -72,7 +76,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def _options(parsers: Sequence[argparse.ArgumentParser]) -> list[str]:
-    """Returns the options that the help of these parsers names."""
+    """Returns all options that the help texts of these parsers mention."""
     return [name for parser in parsers for name in re.findall(r"(?<!\w)--[a-z][\w-]+", parser.format_help())]
 
 
@@ -82,18 +86,18 @@ class ShowVersion(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
     ) -> NoReturn:
-        """Looks up versions only when they are requested."""
+        """Looks up the versions only now, when they are requested."""
         del namespace, values, option_string
         print(f"swift-moe {__version__} (jax {_version('jax')}, Python {platform.python_version()})")
         parser.exit()
 
 
 def path_of(text: str) -> Path:
-    """Returns the path that an option gives; refuses no name at all, and names too long for the file system."""
+    """Converts an option's value to a path; rejects an empty name, a URL, and a name too long for the file system."""
     if not text:
-        # As a path it would be the working directory.
+        # ``Path("")`` would be the working directory.
         raise argparse.ArgumentTypeError("'': must name a file or a directory")
-    if _URL.match(text):  # as a path it would be a directory named `gs:`, with others below
+    if _URL.match(text):  # as a path it would be a directory named `gs:`, with subdirectories
         raise argparse.ArgumentTypeError(f"{text!r}: is a URL; only files and directories of this machine are used")
     try:
         os.lstat(text)
@@ -104,7 +108,7 @@ def path_of(text: str) -> Path:
 
 
 def with_suggestion(error: SettingError) -> str:
-    """Returns the line of an error; if it lists choices, with the one nearest to the given value."""
+    """Returns the line for an error; if the error lists choices, with the one nearest to the given value."""
     listed = re.search(r"\bone of ([\w-]+(?:, [\w-]+)+)$", error.allowed)
     near = _did_you_mean(str(error.value).partition("=")[0], listed[1].split(", ")) if listed else ""
     return f"{error}; {near}" if near else str(error)
@@ -118,13 +122,13 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> _did_you_mean("--steps", ["--set", "--run-dir"])
     ''
     """
-    names = {name.lower().lstrip("-"): name for name in known}  # the dashes of options would make all of them near
+    names = {name.lower().lstrip("-"): name for name in known}  # compared with dashes, all options would be near
     near = difflib.get_close_matches(word.lower().lstrip("-"), names, n=1)
     return f"did you mean {names[near[0]]}?" if near else ""
 
 
 def with_negative_values(arguments: Sequence[str]) -> list[str]:
-    """Joins an option and a value that begins with a minus sign, which argparse would take for another option.
+    """Joins options and negative values with ``=``, since argparse would take such a value for another option.
 
     >>> with_negative_values(["simulate", "--mtbf", "-10m", "--seed", "1"])
     ['simulate', '--mtbf=-10m', '--seed', '1']

@@ -1,4 +1,4 @@
-"""``swift place``: experts placed on ranks by their loads, as text, as JSON, as an array, and drawn."""
+"""``swift place``: places experts on ranks by their loads; prints text or JSON, writes an array, draws a picture."""
 
 import argparse
 import io
@@ -22,7 +22,7 @@ from swift.files import read_regular, replace_file
 _KNOWN: tuple[PlacementPolicy, ...] = (Packed(), MinMax(), Symi(), Static())
 _POLICIES = {policy.name: policy for policy in _KNOWN}
 _COLUMNS = {"before": "static", "after": "", "split": "best split"}
-"""The loads that are shown, and their headings; the second one's is the policy's name."""
+"""Column headings of the loads that are shown; the empty one stands for the name of the policy."""
 _MOST_SLOTS = 1 << 20
 _SETTINGS = {"ExpertConfig.slots_per_rank": "--slots", "loads": "LOADS.npy"}
 
@@ -75,7 +75,7 @@ def _as_written(error: SettingError) -> SettingError:
 def _read(path: Path) -> np.ndarray:
     try:
         return check_loads(np.lib.format.read_array(io.BytesIO(read_regular(path)), allow_pickle=False))
-    except Exception as error:  # of many kinds: a header may be no Python, or promise more than there is memory
+    except Exception as error:  # NumPy raises many kinds: a header may be invalid, or larger than the memory
         if isinstance(error, SettingError):
             raise SettingError(error.setting, str(path), f"has {error.value}, and {error.allowed}") from error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "is not an array in .npy format"
@@ -90,7 +90,7 @@ def _write(option: str, path: Path, content: bytes) -> None:
 
 
 def _uneven(load_N: np.ndarray) -> float:
-    """The largest load over the mean; 1 without any."""
+    """Returns the largest load over the mean; 1 if all loads are zero."""
     return float(load_N.max() / load_N.mean()) if load_N.any() else 1.0
 
 

@@ -1,7 +1,7 @@
-"""``swift plan``: a schedule of a topology with its failures, described, drawn, or written for a program.
+"""``swift plan``: plans the schedule of a topology with failures; prints text, draws it, or writes JSON.
 
-A model may be cut on the command line: ``--blocks 61 --cut 16,15,15,15``, ``--microbatches 17,17,17,13``. With
-``--adapt`` the text says what the survivors of a failure do, what moves, and when that has paid for itself.
+Options can cut a model into stages: ``--blocks 61 --cut 16,15,15,15``, ``--microbatches 17,17,17,13``. With ``--adapt``
+the text says what the survivors of a failure do, what moves, and after what downtime the move has paid for itself.
 """
 
 import argparse
@@ -36,9 +36,9 @@ from swift.typed import SourceText
 _FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json", ".txt": "text", "": "text"}
 _OTHER_PICTURES = (".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".html")
 _MAX_OPS = 3_000_000
-"""Operations beyond which a plan, its ticks and its picture take more than a few minutes."""
+"""Operations above which a plan, its ticks and its picture take more than a few minutes."""
 _MAX_CELLS = 20_000_000
-"""Ticks of the window times workers beyond which their table takes more than a few gigabytes."""
+"""Ticks of the window times workers above which their table takes more than a few gigabytes."""
 _OPTIONS = {
     "Topology.num_pipelines": "--pipelines",
     "Topology.num_stages": "--stages",
@@ -52,18 +52,18 @@ _OPTIONS = {
     "plan store": "--store",
     "solver": "--solver",
 }
-"""Options of the command line by the library's names of settings."""
+"""Command-line options by the library's setting names, for error messages."""
 
 
 @dataclass(frozen=True)
 class _BlockOptions:
-    """The options that decide which blocks the stages hold.
+    """The options that decide which blocks each stage holds.
 
     Attributes:
-        num_blocks: ``--blocks``; None: one chunk for each stage, all alike.
+        num_blocks: ``--blocks``; None: one chunk per stage, all of the same size.
         cuts: ``--cut``, as written.
-        embedding: ``--embedding``, time of the embedding's gradient, in blocks.
-        head: ``--head``, time of the head, in blocks.
+        embedding: ``--embedding``, time of the embedding's gradient, in units of a block.
+        head: ``--head``, time of the head, in units of a block.
     """
 
     num_blocks: int | None
@@ -80,10 +80,10 @@ class _BlockOptions:
             topology: pipelines and stages.
             failed: failed workers.
             costs: costs of a stage of average size.
-            shape: stage of each run of blocks, in the order of the model.
+            shape: for each run of consecutive blocks, in model order, the stage that holds it.
 
         Raises:
-            SettingError: there are more runs than blocks, a run without a block, or a cut does not add up.
+            SettingError: there are fewer blocks than runs, a run has no block, or a cut has another number of blocks.
         """
         if self.num_blocks is None:
             for option, is_set in (("--cut", self.cuts), ("--embedding", self.embedding), ("--head", self.head)):
@@ -97,13 +97,13 @@ class _BlockOptions:
         return self._sized(sizes, self.num_blocks, topology, costs), holders
 
     def blocks(self, topology: Topology, costs: Costs) -> tuple[Chunk, ...]:
-        """Returns the costs of each block; without ``--blocks`` every stage is one."""
+        """Returns the costs of each block; without ``--blocks`` each stage counts as one block."""
         if self.num_blocks is None:
             return (Chunk(),) * topology.num_stages
         return self._sized((1,) * self.num_blocks, self.num_blocks, topology, costs)
 
     def _sized(self, sizes: Sequence[int], num_blocks: int, topology: Topology, costs: Costs) -> tuple[Chunk, ...]:
-        """Makes chunks of this many blocks each, the first with the embedding and the last with the head."""
+        """Returns chunks with these numbers of blocks; the first includes the embedding, the last the head."""
         block = topology.num_stages / num_blocks
         whole = costs.t_f + costs.t_b + costs.t_w
         more = [(0.0, 0.0) for _ in sizes]
@@ -138,7 +138,7 @@ class _BlockOptions:
 
 
 def _microbatches_of(text: str) -> int | tuple[int, ...]:
-    """Parses ``--microbatches``: a number, or one for each pipeline.
+    """Parses ``--microbatches``: one number, or one per pipeline.
 
     Raises:
         SettingError: the text has another form.
@@ -168,12 +168,12 @@ def _numbers(option: str, text: str, allowed: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class AdaptedPlan:
-    """A plan with what there is to say about it.
+    """The plan of ``--adapt``, with the facts to print about it.
 
     Attributes:
         plan: plan for the survivors.
-        facts: keys of the JSON document, see ``_facts_of``.
-        planning_ms: time that it took to choose and to plan, in milliseconds.
+        facts: entries of the JSON document, see ``_facts_of``.
+        planning_ms: time to choose and plan, in milliseconds.
     """
 
     plan: Adaptation
@@ -182,10 +182,10 @@ class AdaptedPlan:
 
 
 def _check_adapt(options: argparse.Namespace) -> None:
-    """Checks what goes together with ``--adapt``.
+    """Checks ``--adapt`` and the options that it needs or excludes.
 
     Raises:
-        SettingError: there is no such mode, or another option contradicts it.
+        SettingError: the mode does not exist, or another option contradicts it.
     """
     if options.adapt is None:
         if options.downtime:
@@ -213,7 +213,7 @@ def _check_adapt(options: argparse.Namespace) -> None:
 
 
 def _block_problem(options: argparse.Namespace, problem: Problem) -> BlockProblem:
-    """Makes the problem without failures from the one that the options describe."""
+    """Returns the options' planning problem, but without failures, in terms of blocks."""
     topology = Topology(options.pipelines, options.stages)
     cut = _BlockOptions(options.blocks, options.cut, options.embedding, options.head)
     problem, number = replace(problem, failed=frozenset()), problem.num_chunks
@@ -224,7 +224,7 @@ def _block_problem(options: argparse.Namespace, problem: Problem) -> BlockProble
 
 
 def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
-    """Plans as ``--adapt`` says."""
+    """Plans for the survivors with ``--adapt``, and collects the facts to print."""
     work, failed = _block_problem(options, problem), problem.failed
     downtime_s = seconds_of("--downtime", options.downtime) if options.downtime else math.inf
     started = time.perf_counter()
@@ -244,13 +244,16 @@ def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
 
 
 def _facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: float) -> dict[str, Any]:
-    """Describes a plan.
+    """Returns the entries of the JSON document that describe a plan.
 
-    The keys: ``adapt``, the mode that was chosen; ``blocks_of_worker``, first block and end (with ``--solver v`` those
-    of each run), null for an idle worker; ``place_of_worker``, of the workers that take another's place;
-    ``microbatches_of_pipeline``; ``throughput``, ``reroute_throughput`` and ``ideal_throughput``, relative to the
-    zero-bubble plan without a failure, with ``--solver lockstep`` both in lockstep, with ``--solver v`` to its plan;
-    ``moved_bytes``, ``move_s``; ``pays_after_s``, null if the move never pays.
+    - ``adapt``: the mode that was chosen.
+    - ``blocks_of_worker``: first block and end (with ``--solver v``, a pair for each run); null for an idle worker.
+    - ``place_of_worker``: the new place of each worker that takes another's place.
+    - ``microbatches_of_pipeline``: number of micro-batches of each pipeline.
+    - ``throughput``, ``reroute_throughput``, ``ideal_throughput``: relative to the zero-bubble plan without a failure.
+      With ``--solver lockstep`` this plan is in lockstep, too; with ``--solver v`` it is the plan of that solver.
+    - ``moved_bytes``, ``move_s``: size and duration of the move.
+    - ``pays_after_s``: downtime after which the move pays; null if it never does.
     """
     without = fault_free(plan.work, in_lockstep=plan.in_lockstep).period
     return {
@@ -272,7 +275,7 @@ def _facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: 
 
 
 def _adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
-    """Yields the lines of the text."""
+    """Yields the lines of text on an adapted plan."""
     facts = adapted.facts
     what = {
         "reroute": "re-routing, nothing moves",
@@ -297,7 +300,7 @@ def _adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
 
 
 def _blocks(runs: Sequence[tuple[int, int]], *, in_v: bool) -> list[Any] | None:
-    """First block and end; in a V those of each run."""
+    """Returns (first block, end) of a worker; in a V schedule a pair for each run; None if it has no block."""
     if not runs:
         return None
     return [list(run) for run in runs] if in_v else list(runs[0])
@@ -342,7 +345,7 @@ def plan(options: argparse.Namespace) -> None:
 
 @dataclass
 class _Timed:
-    """Wraps a planner to note its time, and to print each of its warnings in a line."""
+    """Wraps a planner: measures its time, counts its calls, and prints each of its warnings as one line."""
 
     planner: Callable[[Problem], Schedule]
     elapsed_ms: float = 0.0
@@ -369,7 +372,7 @@ def _problem(options: argparse.Namespace) -> Problem:
     most = microbatches if isinstance(microbatches, int) else max(microbatches)
     num_parts = max(len(shape), len(chunks), options.blocks or 0 if options.adapt else 0)
     num_ops = 3 * options.pipelines * num_parts * most * options.iterations
-    # The pipeline fills and drains once, and a worker has to run its own ops.
+    # Upper bound on the ticks: a worker runs its own operations, and the pipeline fills and drains once.
     num_cells = options.pipelines * options.stages * 3 * (most * options.iterations + num_parts)
     if num_ops > _MAX_OPS or num_cells > _MAX_CELLS:
         size = f"{options.pipelines} x {options.stages} x {options.microbatches} x {options.iterations}"
@@ -411,10 +414,10 @@ def _store(options: argparse.Namespace) -> PlanStore | None:
 
 
 def _prepare(options: argparse.Namespace, problem: Problem, store: PlanStore | None) -> int:
-    """Plans and stores all configurations of up to so many failures, except for those stored already.
+    """Plans and stores all configurations with up to ``--prepare`` failures that are not in the store yet.
 
     Returns:
-        Number of new plans.
+        The number of new plans.
     """
     if options.prepare is not None and not problem.is_uniform:
         raise SettingError("--prepare", options.prepare, "needs pipelines with the same cut and as many micro-batches")
@@ -425,7 +428,7 @@ def _prepare(options: argparse.Namespace, problem: Problem, store: PlanStore | N
         planner = _Timed(PLANNERS[options.solver])
         store.plan(prepared, options.solver, planner)
         num_new += planner.num_calls
-        # On a terminal the line is overwritten; Ctrl-C at any time leaves nothing to restore.
+        # On a terminal the line is overwritten in place; Ctrl-C needs no cleanup.
         if sys.stderr.isatty():
             print(f"\rprepared {number:,}/{total:,} plans", end="\n" if number == total else "", file=sys.stderr)
         elif number * 10 // total > shown or number == 1:
@@ -446,7 +449,7 @@ def _plans(options: argparse.Namespace, problem: Problem, num_new: int) -> str:
 
 
 def _format(options: argparse.Namespace) -> str:
-    """Returns the format, which --out may imply; its mistakes are reported before the planner takes its time."""
+    """Returns the output format, which ``--out`` may imply, and checks the options for output before planning."""
     out, form = options.out, options.format
     suffix = out.suffix.lower() if out else ""
     if suffix in _OTHER_PICTURES or (form is None and suffix not in _FORMATS_BY_SUFFIX and not _is_special(out)):
@@ -465,7 +468,7 @@ def _format(options: argparse.Namespace) -> str:
 
 
 def _is_special(path: Path | None) -> bool:
-    """Whether a path is of something other than a file, such as a pipe or ``/dev/null``."""
+    """Returns whether a path exists and is not a regular file, such as a pipe or ``/dev/null``."""
     return path is not None and path.exists() and not path.is_file()
 
 
@@ -481,10 +484,10 @@ def _drawn(form: str, schedule: Schedule, out: Path | None) -> bytes | str:
 
 
 def _text(schedule: Schedule, lines: Sequence[str], out: Path | None) -> str:
-    """Prints text with colours and in full width on a terminal; a file has no colours."""
+    """Returns the plan as text: with colours and in full width for a terminal, without colours for a file."""
     console = Console(highlight=False, force_terminal=None if out is None else False)
     chart = draw_chart(schedule, console.width, ascii_only=out is None and console.options.ascii_only)
-    # Not written by rich, which ends the process if a pipe is closed.
+    # Captured and written later, since rich would end the process if a pipe is closed.
     with console.capture() as captured:
         for line in (*lines, chart):
             console.print(line, soft_wrap=True, markup=False)
@@ -498,7 +501,7 @@ def _write(out: Path | None, content: bytes | str) -> None:
         return
     data = content.encode() if isinstance(content, str) else content
     try:
-        if _is_special(out):  # it must not be replaced
+        if _is_special(out):  # a pipe or device must be written to, not replaced by a file
             out.write_bytes(data)
         else:
             replace_file(out, data)

@@ -1,13 +1,14 @@
-"""Commands in a child process, whose end costs a line and an exit code, whatever ends it.
+"""Runs a command in a child process, so that any death of it gives one line and an exit code.
 
-No code in a process can say that something has called ``os._exit`` there, or killed it. So the command is a child, and
-its parent, this process before it has imported anything large, says what has happened.
+No code in a process can report that something has killed it or called ``os._exit``. So the command runs in a forked
+child, and the parent, which has not imported anything large yet, reports its death.
 
-- ``run_in_child``: a command that runs the user's operators. Its threads note the names of what they run in memory that
-  the parent can read once the process has ended.
-- ``run_supervised``: one of the processes of a run on several hosts. JAX ends a process with an abort, and a page of
-  text, where it cannot join the other hosts, and where one of them is dead or silent. The parent passes signals on; the
-  child does not outlive it.
+- ``run_in_child`` runs a command that calls the user's operators. Its threads note the names of the operators in shared
+  memory, which the parent reads after the child's death.
+- ``run_supervised`` runs one of the processes of a run on several hosts. JAX aborts a process, with a page of text, if
+  it cannot join the other hosts, or if one of them is dead or silent.
+
+The parent forwards signals to the child, and the child does not outlive the parent.
 """
 
 import argparse
@@ -34,7 +35,7 @@ _REASONS = {
     "INVALID_ARGUMENT": "host 0 expects fewer hosts; all of them need the same --num-hosts",
     "DEADLINE_EXCEEDED": "not all hosts have joined in time; host 0 has to be reachable there, and each host started",
 }
-"""Causes of a failure to join, by the status that JAX reports."""
+"""Reasons why a host could not join, by the status in JAX's message."""
 _MAX_WHY = 300
 
 _NAME_BYTES, _NUM_SLOTS = 128, 256
@@ -46,7 +47,7 @@ class ParentLink:
 
     Attributes:
         joined: pipe to which a byte is written once this host has joined the others.
-        stderr_file: file that takes what is written to stderr until then.
+        stderr_file: file that gets the output on stderr until then, from which the parent finds the cause of a failure.
     """
 
     joined: int
@@ -54,7 +55,7 @@ class ParentLink:
 
     @contextmanager
     def joining(self) -> Iterator[None]:
-        """Context in which this host joins the others; then the parent knows that it has."""
+        """Context for joining the other hosts: diverts stderr, and tells the parent on success."""
         sys.stderr.flush()
         stderr = os.dup(2)
         os.dup2(self.stderr_file.fileno(), 2)
@@ -67,7 +68,7 @@ class ParentLink:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Context in which nothing reaches stdout: gloo prints a line there for each group of devices."""
+        """Context in which nothing reaches stdout, since gloo prints a line there for each group of devices."""
         sys.stdout.flush()
         stdout = os.dup(1)
         with open(os.devnull, "w") as nothing:
@@ -81,14 +82,15 @@ class ParentLink:
 
 
 def run_supervised(run: Callable[[ParentLink], int], options: argparse.Namespace) -> int:
-    """Runs a command in a child process, and waits for it.
+    """Runs a command of a run on several hosts in a child process, and waits for it.
 
     Args:
-        run: function of the child, which returns an exit code.
+        run: runs the command in the child, and returns an exit code.
         options: options of the command.
 
     Returns:
-        Its exit code; 2 where it could not join the others, and 3 where it or another host has died, with a line.
+        The exit code of the child. With a line on stderr: 2 if it could not join the other hosts, 3 if it or another
+        host has died.
     """
     watch, alive = os.pipe()
     reader, writer = os.pipe()
@@ -127,7 +129,7 @@ def run_supervised(run: Callable[[ParentLink], int], options: argparse.Namespace
 
 
 def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -> NoReturn:
-    """Runs as the child."""
+    """Runs the command in the child, and ends the process with its exit code."""
     _follow_parent(watch)
     code = STOPPED
     try:
@@ -147,22 +149,26 @@ def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         finish()
-        os._exit(code)  # a regular exit would wait for hosts that are gone
+        os._exit(code)  # a regular exit would wait in JAX for hosts that are gone
 
 
 def _follow_parent(watch: int) -> None:
-    """Has this process get signals from its parent, and end with it, the only one with the other end of this pipe."""
-    os.setpgid(0, 0)  # so the terminal's Ctrl-C comes once, from the parent
+    """Makes this child get signals only from its parent, and end with it.
+
+    Args:
+        watch: read end of a pipe whose only write end is in the parent, so that the pipe closes when the parent dies.
+    """
+    os.setpgid(0, 0)  # so that the terminal's Ctrl-C comes only once, from the parent
     threading.Thread(target=_end_with_parent, args=(watch,), name="parent", daemon=True).start()
 
 
 def _end_with_parent(watch: int) -> None:
-    os.read(watch, 1)  # ends when the parent does
+    os.read(watch, 1)  # returns when the parent has ended
     os._exit(STOPPED)
 
 
 def _wait_for(child: int) -> tuple[int, bool]:
-    """Waits for the child, to which it passes signals on; returns its status, and whether there was a signal."""
+    """Waits for the child and forwards signals to it; returns its status, and whether there was a signal."""
     passed: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
@@ -179,7 +185,7 @@ def _wait_for(child: int) -> tuple[int, bool]:
 
 
 def _advice(options: argparse.Namespace) -> str:
-    """Says what is saved and how to continue."""
+    """Returns advice to the user: what is saved, and how to continue."""
     from swift.checkpoint.manifest import checkpoint_steps, committed_steps
 
     how = f"continue with --run-dir {options.run_dir} --resume on the hosts that are left"
@@ -198,10 +204,10 @@ def _own(options: argparse.Namespace) -> str:
 
 
 class RunningNames:
-    """Names of what each thread runs, in memory that a process shares with the children that it forks afterwards.
+    """The name of the operator that each thread runs, in memory shared between a process and its later children.
 
-    A note costs about a microsecond. Long names are cut, and of more than 256 threads some lose their note, as do
-    threads of an operator that forks and runs operators itself.
+    A note costs about a microsecond. Long names are cut. With more than 256 threads some lose their note, as do threads
+    of an operator that forks and runs operators itself.
     """
 
     def __init__(self) -> None:
@@ -209,7 +215,7 @@ class RunningNames:
         self._own, self._numbers = threading.local(), itertools.count()
 
     def note(self, name: str) -> None:
-        """Notes what this thread runs from now on; an empty name: nothing."""
+        """Notes the operator that this thread runs from now on; an empty name means none."""
         try:
             begin = self._own.begin
         except AttributeError:
@@ -217,22 +223,24 @@ class RunningNames:
         self._memory[begin : begin + _NAME_BYTES] = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
 
     def names(self) -> list[str]:
-        """Returns the names of what runs, each once, in their order."""
+        """Returns the names of all running operators, sorted and without repetition."""
         begins = range(0, len(self._memory), _NAME_BYTES)
         encoded = {self._memory[begin : begin + _NAME_BYTES].rstrip(b"\0") for begin in begins}
         return sorted(name.decode(errors="ignore") for name in encoded if name)
 
 
 def run_in_child(run: Callable[[RunningNames], int], what: str) -> int:
-    """Runs a command in a child process, and waits for it. In the child this returns, too.
+    """Runs a command that calls the user's operators in a child process, and waits for it.
+
+    Like ``os.fork`` this returns in both processes; in the child, with the exit code.
 
     Args:
-        run: function of the child, which notes the operators that it runs, and returns an exit code.
-        what: name of the command, for the line.
+        run: runs the command in the child, notes the operators that it runs, and returns an exit code.
+        what: name of the command, for the error line.
 
     Returns:
-        Its exit code, that of its signal if it got one through the parent, or 3 where it was ended in the midst, with
-        a line.
+        The exit code of the child; 128 + N if it ended by signal N that the parent forwarded; 3, with a line on stderr,
+        if something else ended it early.
     """
     running = RunningNames()
     watch, alive = os.pipe()
@@ -244,12 +252,13 @@ def run_in_child(run: Callable[[RunningNames], int], what: str) -> int:
         _follow_parent(watch)
         try:
             return run(running)
-        finally:  # also with SystemExit, or an error and its traceback
+        finally:  # tells the parent that the command has ended by itself, also by SystemExit or an error
             os.write(writer, b"+")
     os.close(watch)
     os.close(writer)
     (status, was_signalled), is_whole = _wait_for(child), False
-    os.set_blocking(reader, False)  # a process that an operator has left behind may have the other end
+    # Do not wait for the end of the pipe: a process that an operator has left behind may hold the write end open.
+    os.set_blocking(reader, False)
     with suppress(BlockingIOError):
         is_whole = bool(os.read(reader, 1))
     os.close(reader)
@@ -264,7 +273,7 @@ def run_in_child(run: Callable[[RunningNames], int], what: str) -> int:
 
 
 def _who(names: list[str]) -> str:
-    """Says who may have ended the process; other threads, or other processes, may have done it while operators ran."""
+    """Returns a clause on who may have ended the process; it is never certain, even if only one operator ran."""
     if not names:
         return "while no operator ran: by what reads the source, by what an operator has left behind, or from outside"
     if len(names) == 1:

@@ -1,6 +1,6 @@
-"""``swift report``: the page of runs; and what a command says of runs that have ended.
+"""``swift report``: writes a page on one or more runs; also prints the results of runs that have just ended.
 
-Commands that run an experiment load this module at its end.
+Commands that run an experiment import this module only at the end.
 """
 
 import argparse
@@ -34,7 +34,13 @@ def report(options: argparse.Namespace) -> None:
 
 
 def show_run(run: Run, summary: dict[str, Any], kind: str) -> None:
-    """Writes the report of a run that has ended, and prints its summary as ``json`` or as a table."""
+    """Writes the report of a run that has ended, and prints its summary as JSON or as a table.
+
+    Args:
+        run: the run.
+        summary: summary of the run.
+        kind: ``json`` or ``text``.
+    """
     page = run.path / "report.html"
     line = report_of([run], page, again=f"swift report {run.path}")
     if kind == "json":
@@ -45,15 +51,15 @@ def show_run(run: Run, summary: dict[str, Any], kind: str) -> None:
 
 
 def report_of(runs: Sequence[Run], page: Path, again: str) -> str:
-    """Writes the report of runs that have ended, which have succeeded even if it cannot be written.
+    """Writes the report of runs that have ended; an error is only printed, since the runs have succeeded anyway.
 
     Args:
         runs: runs to show.
-        page: path of the file.
-        again: command that writes the report later.
+        page: path of the report.
+        again: command that writes the report later, for the error message.
 
     Returns:
-        The line that says where the report is; empty where it could not be written.
+        A line on where the report is; empty if it could not be written.
     """
     try:
         check_output("report", page, PAGE)
@@ -69,7 +75,13 @@ def report_of(runs: Sequence[Run], page: Path, again: str) -> str:
 
 
 def distance_line(run: Run, other: Run, topology: Topology) -> str:
-    """Formats the distance of losses between a run that has lost workers or ranks and one that has not."""
+    """Formats a line that compares the losses of a run with failures and a run without.
+
+    Args:
+        run: run that has lost workers or ranks.
+        other: the same experiment without failures.
+        topology: topology of both.
+    """
     _, own_T, others_T = np.intersect1d(run.metrics.steps_T, other.metrics.steps_T, return_indices=True)
     name, others_name = printable(run.name), printable(other.name)
     if not len(own_T):

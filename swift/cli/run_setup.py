@@ -1,4 +1,4 @@
-"""The options that ``train``, ``compare`` and ``launch`` share: directories, observers, and weights to begin with."""
+"""Reads the options that ``train``, ``compare`` and ``launch`` share: directories, observers and initial weights."""
 
 import argparse
 from datetime import datetime
@@ -17,11 +17,11 @@ from swift.variables import cache_directory
 
 
 def weights_of(options: argparse.Namespace, experiment: Experiment) -> WeightSource | None:
-    """Finds the run or the model whose weights a new run begins with, by ``--init-from``; None: it is not given.
+    """Finds the run or model of ``--init-from``, whose weights a new run begins with; None without that option.
 
     Args:
         options: options of the command.
-        experiment: settings of the new run, which may have classes of the user's own that the other has, too.
+        experiment: settings of the new run. They may define the user's own classes that the other run needs, too.
     """
     if options.init_from is None:
         if options.init_config is not None:
@@ -40,23 +40,23 @@ def weights_of(options: argparse.Namespace, experiment: Experiment) -> WeightSou
 
 
 def observers_of(options: argparse.Namespace) -> tuple[Observer, ...]:
-    """Makes the observers that a command line names."""
+    """Creates the observers that ``--logger`` names."""
     return tuple(TRACKERS[name]() for name in options.logger)
 
 
 def corpora_directory() -> Path | None:
-    """Directory of indexes of corpora, which outlive their run, see ``find_index``; None: the user has no home."""
+    """Returns the directory for corpus indexes, which outlive a run, see ``find_index``; None: the user has no home."""
     cache = cache_directory()
     return None if cache is None else cache / "corpora"
 
 
 def run_dir_of(options: argparse.Namespace) -> Path:
-    """Directory of a run; raises SettingError if it is to resume and no directory was given."""
+    """Returns the directory for a run; raises SettingError for ``--resume`` without ``--run-dir``."""
     if options.resume and options.run_dir is None:
         raise SettingError("--run-dir", SourceText("(not set)"), "--resume needs the directory of the run to continue")
     return options.run_dir or new_run_dir(options.config.stem)
 
 
 def new_run_dir(name: str) -> Path:
-    """Default directory of a run."""
+    """Returns the default directory for a new run: ``runs/NAME-DATE-TIME``."""
     return Path("runs") / f"{name[:100]}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -1,4 +1,4 @@
-"""``swift settings`` and ``swift config``: what can be set, and what an experiment has set."""
+"""``swift settings`` and ``swift config``: all settings with their meanings, and the settings of one experiment."""
 
 import argparse
 import dataclasses
@@ -27,10 +27,10 @@ class _Setting:
     """A setting, as ``swift settings`` shows it.
 
     Attributes:
-        name: name, such as ``Experiment.num_steps``.
-        type: values that it takes.
-        default: default as a gin file writes it; None if it has none.
-        doc: meaning.
+        name: full name, such as ``Experiment.num_steps``.
+        type: allowed values, in words.
+        default: default value, as in a gin file; None if the setting has no default.
+        doc: meaning, from the docstring of the class.
     """
 
     name: str
@@ -52,7 +52,7 @@ def settings(options: argparse.Namespace) -> None:
     for name, kind in CONFIGURABLES.items():
         kind_settings = [setting for setting in chosen if setting.name.partition(".")[0] == name]
         if kind_settings or options.name == name:
-            meaning = (inspect.getdoc(kind) or "").partition("\n")[0]  # python -OO leaves docstrings out
+            meaning = (inspect.getdoc(kind) or "").partition("\n")[0]  # None with python -OO
             lines += [f"@{name}(): {meaning}".rstrip(": "), "", *_shown(kind_settings, width), ""]
     sys.stdout.write("\n".join(lines[:-1]) + "\n")
     sys.stdout.flush()
@@ -65,7 +65,7 @@ def config(options: argparse.Namespace) -> None:
 
 
 def _named(name: str, groups: dict[str, list[_Setting]], every: Sequence[_Setting]) -> list[_Setting]:
-    """Finds the settings of a class, or those that have a name, with or without their class."""
+    """Finds settings by the name of their class, or by their own name with or without the class."""
     bare = name.removeprefix("@").removesuffix("()")
     if bare in groups:
         return groups[bare]

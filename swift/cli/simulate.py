@@ -1,4 +1,4 @@
-"""``swift simulate``: strategies that run through a failure trace, as text, as JSON, and drawn."""
+"""``swift simulate``: simulates recovery strategies on a failure trace; prints text or JSON, and draws a picture."""
 
 import argparse
 import json
@@ -38,7 +38,7 @@ _JOB_NAMES = {
 _WHOLE = ("num_experts", "checkpoint_every", "experts_per_checkpoint")
 _MAX_FAILURES = 1_000_000
 _MAX_OPS = 5_000_000
-"""Operations of an iteration beyond which a strategy's periods take minutes and gigabytes."""
+"""Operations per iteration above which planning a strategy's iterations takes minutes and gigabytes."""
 _SETTINGS = {
     "Topology.num_pipelines": "--pipelines",
     "Topology.num_stages": "--stages",
@@ -54,7 +54,7 @@ _SETTINGS = {
     "model": "--model",
     "strategy": "--strategy",
 }
-"""Options of the command line by the library's names of settings."""
+"""Command-line options by the library's setting names, for error messages."""
 
 
 def simulate(options: argparse.Namespace) -> None:
@@ -127,7 +127,7 @@ def _trace(options: argparse.Namespace, num_workers: int) -> Trace:
 
 
 def _check_plot(path: Path | None, inputs: Sequence[Path]) -> None:
-    """Reports mistakes of --plot before the simulation takes its time."""
+    """Checks ``--plot`` before the simulation, which may take long."""
     if path is None:
         return
     if path.suffix.lower() not in (".svg", ".png"):

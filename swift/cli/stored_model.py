@@ -1,4 +1,4 @@
-"""The model of a run's checkpoint, or of a model directory."""
+"""Finds and loads a model: from a run's checkpoint, or from a model directory."""
 
 import sys
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from swift.train.model_directory import is_model, load_exported
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model that was found.
+    """A model on disk: the checkpoint of a run, or a model directory.
 
     Attributes:
         path: directory of the run or the model.
-        experiment: its settings.
-        is_run: whether it is a run.
-        asked_step: iteration of the checkpoint; None: the newest that is sound.
+        experiment: settings of the run or the model.
+        is_run: whether ``path`` is a run directory.
+        asked_step: requested iteration of the checkpoint; None: the newest intact one.
     """
 
     path: Path
@@ -33,10 +33,10 @@ class StoredModel:
 
     @cached_property
     def plan(self) -> RestorePlan | None:
-        """The checkpoint; None for a model directory.
+        """The plan to restore the checkpoint; None for a model directory.
 
         Raises:
-            SettingError: there is none, or it is damaged.
+            SettingError: there is no such checkpoint, or it is damaged.
         """
         if not self.is_run:
             return None
@@ -50,7 +50,7 @@ class StoredModel:
         return None if self.plan is None else self.plan.step
 
     def load(self) -> tuple[GPT, Weights]:
-        """Reads the weights to the host; tells which newer checkpoints are damaged, if that is why they are older."""
+        """Loads the weights to the host; prints which newer checkpoints were skipped because they are damaged."""
         if self.plan is None:
             return load_exported(self.experiment, self.path)
         from swift.hub.exporting import load_weights
@@ -65,12 +65,12 @@ def find_model(path: Path, setting: str, config: Path | None, step: int | None) 
 
     Args:
         path: directory of a run or a model.
-        setting: name of the argument that gave it, for errors.
-        config: gin file with classes of the user's own, or None.
-        step: iteration of a run's checkpoint; None: the newest that is sound.
+        setting: name of the argument that gave the path, for errors.
+        config: gin file with the user's own classes, or None.
+        step: iteration of a run's checkpoint; None: the newest intact one.
 
     Raises:
-        SettingError: there is none, or its settings are damaged.
+        SettingError: there is no model, or its settings are damaged.
     """
     is_run = (path / METRICS).exists()
     if step is not None and not is_run:

@@ -1,7 +1,7 @@
-"""``swift train``: an experiment run in one process, or on several hosts.
+"""``swift train``: runs an experiment in one process, or in one process per host.
 
-The last part concerns ``train`` and ``compare`` on several hosts: which of them this is, and whether all of them run
-the same.
+The functions at the end serve ``train`` and ``compare`` on several hosts: they find out which host this is, and check
+that all hosts run the same.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from swift.train.trainer import train as run_training
 from swift.typed import SourceText
 
 _SAME = ("resume", "stop_at", "profile", "init_from")
-"""Options that all hosts have to be given alike."""
+"""Options that must be the same on all hosts."""
 
 
 def train(options: argparse.Namespace) -> None:
@@ -75,7 +75,7 @@ def _profile_window(text: str | None) -> tuple[int, int] | None:
 
 
 def host_settings(options: argparse.Namespace) -> HostSettings | None:
-    """Returns this host's place among several; None: the run is on one host.
+    """Returns this host's index among several, from the options; None for a run on one host.
 
     Raises:
         SettingError: an option is missing or out of range.
@@ -109,7 +109,7 @@ def host_settings(options: argparse.Namespace) -> HostSettings | None:
 
 
 def _is_loopback(host: str) -> bool:
-    """Returns whether only processes of this machine reach an address; other names than ``localhost`` may do more."""
+    """Returns whether an address is surely reachable only from this machine; any name but ``localhost`` is not."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -119,8 +119,12 @@ def _is_loopback(host: str) -> bool:
 def devices_of_host(place: HostSettings | None, experiments: Sequence[Experiment]) -> int | None:
     """Returns the number of devices that this host has to emulate; None: as many as the experiments need.
 
+    Args:
+        place: this host's index among several; None: there is only one host.
+        experiments: settings of the runs.
+
     Raises:
-        SettingError: the hosts cannot have equally many, or not for all experiments.
+        SettingError: the devices cannot be divided evenly among the hosts, or the experiments need different numbers.
     """
     if place is None:
         return None
@@ -132,9 +136,9 @@ def devices_of_host(place: HostSettings | None, experiments: Sequence[Experiment
 
 
 def _check_no_run(options: argparse.Namespace, run_dirs: Iterable[Path]) -> None:
-    """Raises SettingError if a run is under way: another host of the same number would end it on all hosts.
+    """Raises SettingError if a run is under way: a second host with the same index would end it on all hosts.
 
-    Host 0 takes the directory once all hosts have joined, so before that it has no owner.
+    A directory without an owner is fine, since host 0 takes it only after all hosts have joined.
     """
     for run_dir in run_dirs:
         lease = living_owner(run_dir, lambda line: print(f"swift: {line}", file=sys.stderr, flush=True))
@@ -147,15 +151,17 @@ def _check_no_run(options: argparse.Namespace, run_dirs: Iterable[Path]) -> None
 
 @contextmanager
 def joined(place: HostSettings, options: argparse.Namespace, experiments: Mapping[Path, Experiment]) -> Iterator[Hosts]:
-    """Joins the other hosts, before JAX has started; nothing is printed on stdout meanwhile.
+    """Joins the other hosts for the duration of the ``with`` block, and checks that all have the same configuration.
+
+    JAX must not have a backend yet. Nothing is printed on stdout meanwhile.
 
     Args:
-        place: this host's place among them.
+        place: this host's index.
         options: options of the command.
-        experiments: what they run, by the directories of the runs.
+        experiments: settings of the runs, by run directory.
 
     Raises:
-        SettingError: they cannot be found, or run another program or configuration.
+        SettingError: the other hosts cannot be found, or have another program or configuration.
     """
     _check_no_run(options, experiments)
     with options.link.quiet():

@@ -1,7 +1,7 @@
-"""Values on the command line: named numbers, durations, workers, deadlines, and files that a command writes.
+"""Parses values on the command line (named numbers, durations, workers, deadlines) and checks output files.
 
-Examples are ``--costs tF=1 tB=1.3``, ``--mtbf 6h``, ``--fail 1:2`` and ``--deadline stopping=300``. A command replaces
-its own files of an earlier time, and nobody else's.
+Examples are ``--costs tF=1 tB=1.3``, ``--mtbf 6h``, ``--fail 1:2`` and ``--deadline stopping=300``. A command may
+replace only files that an earlier call of it has written, see ``check_output``.
 """
 
 import os
@@ -21,15 +21,15 @@ _MAX_COST = 1e18
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 OF_PROCESSES = ("start", "forming", "heartbeat", "progress", "saving", "dying", "stopping")
-"""Deadlines of a run of real processes."""
+"""Names of the deadlines that ``launch`` has."""
 OF_ONE = ("stopping",)
-"""Deadlines of a run in one process."""
+"""Names of the deadlines that a run in one process has."""
 
 _HEAD_BYTES = 1 << 14
 
 
 def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], example: str) -> dict[str, float]:
-    """Parses named numbers.
+    """Parses texts of the form NAME=NUMBER, and returns the numbers by field.
 
     Args:
         option: option that the texts were given for.
@@ -38,7 +38,7 @@ def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], 
         example: example for error messages.
 
     Raises:
-        SettingError: a text is not of that form, has an unknown name, or has no number.
+        SettingError: a text has another form, or its name is unknown or repeated, or its number is too large.
     """
     values: dict[str, float] = {}
     seen = set()
@@ -64,7 +64,7 @@ def costs_of(texts: Sequence[str]) -> Costs:
     """Parses ``--costs``.
 
     Raises:
-        SettingError: a text is not of that form, or a cost is impossible.
+        SettingError: a text has another form, or a cost is impossible.
     """
     values = named_numbers("--costs", texts, COST_NAMES, "tB=1.3")
     if "f_stash" in values:
@@ -73,10 +73,10 @@ def costs_of(texts: Sequence[str]) -> Costs:
 
 
 def workers_of(option: str, texts: Sequence[str]) -> frozenset[Worker]:
-    """Parses workers, each named pipeline:stage.
+    """Parses workers, each in the form PIPELINE:STAGE.
 
     Raises:
-        SettingError: a text is not of that form.
+        SettingError: a text has another form, or a worker is repeated.
     """
     workers = set()
     for text in texts:
@@ -90,10 +90,10 @@ def workers_of(option: str, texts: Sequence[str]) -> frozenset[Worker]:
 
 
 def seconds_of(option: str, text: str) -> float:
-    """Parses a duration; one without a unit is taken for seconds, and said to be.
+    """Parses a duration such as ``10m``, in seconds; a number without a unit means seconds, with a note on stderr.
 
     Raises:
-        SettingError: the text is not of that form.
+        SettingError: the text has another form.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
     if not match:
@@ -104,7 +104,7 @@ def seconds_of(option: str, text: str) -> float:
 
 
 def deadlines_of(texts: Sequence[str], names: Sequence[str], defaults: Deadlines | None = None) -> Deadlines:
-    """Returns the deadlines that a command line sets, and for the others these defaults, or those of ``Deadlines``.
+    """Parses ``--deadline``; deadlines that are not given are ``defaults``, or the defaults of ``Deadlines``.
 
     >>> deadlines_of(["heartbeat=2"], OF_PROCESSES).heartbeat
     2.0
@@ -123,12 +123,12 @@ def deadlines_of(texts: Sequence[str], names: Sequence[str], defaults: Deadlines
 
 @dataclass(frozen=True)
 class OutputKind:
-    """A kind of file that a command writes.
+    """A kind of file that a command writes, and how to recognize it.
 
     Attributes:
-        words: its name, with an article.
-        head: pattern of the beginning of such a file.
-        may_be_special: whether it may also go to a pipe or a device, which is written to and not replaced.
+        words: name of the kind, with an article.
+        head: pattern that matches the beginning of such a file.
+        may_be_special: whether the output may also go to a pipe or a device, which is written to and not replaced.
     """
 
     words: str
@@ -137,7 +137,8 @@ class OutputKind:
 
 
 PAGE = OutputKind("a page of Swift", re.compile(rb"\s*<!doctype html>.*?<title>Swift: ", re.IGNORECASE | re.DOTALL))
-# A PNG that earlier versions drew does not say so: it has 160 dots an inch, and no text before them.
+# PNG files from earlier versions do not name Matplotlib. They are recognized by 160 dots per inch, given right after
+# the header.
 _EARLIER_PNG = rb"\x89PNG\r\n\x1a\n.{4}IHDR.{8}\x08\x06\0\0\0.{4}\0\0\0\x09pHYs(\0\0\x18\x9b){2}\x01"
 _PICTURE = rb"(\x89PNG|\s*<\?xml|\s*<svg).*?Matplotlib|" + _EARLIER_PNG
 PICTURE = OutputKind("a picture that Matplotlib drew", re.compile(_PICTURE, re.DOTALL))
@@ -150,17 +151,17 @@ RESULTS = OutputKind("results of an evaluation", re.compile(rb'\s*\{\s*"format":
 
 
 def check_output(option: str, path: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
-    """Checks that a file may be written, before anything is computed.
+    """Checks that a file may be written; commands call this before they compute anything.
 
     Args:
-        option: option that gives its name.
-        path: its path; a link to a file counts as that file.
+        option: option that gives the path.
+        path: path of the file; a link to a file counts as that file.
         kind: kind of the file.
         inputs: files that the command reads.
 
     Raises:
-        SettingError: there is no directory for it, or something else is there: a directory, an input of the command by
-            whatever name, or a file of another kind.
+        SettingError: there is no directory for the file, or the path is a directory, an input of the command under any
+            name, or a file of another kind.
     """
     if path.is_dir():
         raise SettingError(option, str(path), "is a directory, not a file")

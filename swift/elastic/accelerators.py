@@ -1,12 +1,12 @@
-"""Groups of processes that hold GPUs or TPU chips: everything of ``swift launch`` that is particular to them.
+"""Process groups on GPUs or TPU chips: everything in ``swift launch`` that is specific to accelerators.
 
-JAX makes such a backend by itself once it has a client of a coordination service, which is what
-``jax.distributed.initialize`` gives it; that would also host the service in one of the processes, any of which may die.
-The platform's own collectives connect the devices. A process that waits in them for a dead one cannot be freed, so a
-process joins one group in its life: after a death the supervisor kills all, and others take their places (``--recovery
-restart``).
+Given the client of a coordination service, JAX creates the backend of a group by itself. ``jax.distributed.initialize``
+would provide that client, but it also hosts the service in one of the processes, any of which may die. The devices
+communicate through the platform's own collectives. A process that waits in such a collective for a dead peer cannot be
+freed, so a process joins only one group in its life: after a death the supervisor kills all processes and starts new
+ones (``--recovery restart``).
 
-It was run with one process on one GPU, otherwise with CPU backends in place of accelerators.
+This module was run with one process on one GPU; otherwise it was tested with CPU backends in place of accelerators.
 """
 
 import time
@@ -23,20 +23,21 @@ from swift.errors import RunError
 Accelerator = Literal["gpu", "tpu"]
 """Kind of devices, as ``jax.default_backend`` names it."""
 _BACKENDS = {"gpu": "cuda", "tpu": "tpu"}
-"""Name of the backend in ``jax_platforms``; "gpu" would also ask for the backends of other makers, and fail."""
+"""Name of the backend in ``jax_platforms``; "gpu" would also request other vendors' backends, and fail."""
 _DEATHS_FOUND_S = 30
-"""Seconds in which the death of a process is found, including its driver's end of it, which takes seconds, too."""
+"""Seconds within which the supervisor finds the death of a process, including the driver's cleanup, which takes several
+seconds."""
 _INDEX = "swift/process_index/{}"
 
 
 @dataclass(frozen=True)
 class MemberDevices:
-    """The accelerators that a member holds.
+    """The accelerators of one member.
 
     Attributes:
         platform: kind of devices.
-        numbers: their numbers among those that processes of its node see (``CUDA_VISIBLE_DEVICES`` may hide some); on
-            TPU, where a process holds all chips of its host, as many as it has devices.
+        numbers: device numbers, among the devices that are visible on the node (``CUDA_VISIBLE_DEVICES`` may hide
+            some). On TPU a process holds all chips of its host, and only the count matters.
     """
 
     platform: Accelerator
@@ -44,7 +45,7 @@ class MemberDevices:
 
     @classmethod
     def at(cls, platform: Accelerator, position: int, count: int) -> "MemberDevices":
-        """Returns the devices of the member at a position on its node, of members with ``count`` devices each.
+        """Returns the devices of a member from its position on the node, where each member has ``count`` devices.
 
         >>> MemberDevices.at("gpu", 2, 2)
         MemberDevices(platform='gpu', numbers=(4, 5))
@@ -52,31 +53,31 @@ class MemberDevices:
         return cls(platform, tuple(range(position * count, (position + 1) * count)))
 
     def configure(self) -> None:
-        """Configures JAX to make its next backend of these devices."""
+        """Configures JAX to create its next backend on these devices."""
         jax.config.update("jax_platforms", _BACKENDS[self.platform])
         if self.platform == "gpu":  # as ``jax.distributed.initialize(local_device_ids=...)`` does
             jax.config.update("jax_cuda_visible_devices", ",".join(map(str, self.numbers)))
 
 
 def await_deaths(error: Exception) -> None:
-    """Waits, before an error of the runtime ends this process, until another process's death would have been found.
+    """Waits before a runtime error ends this process, long enough for the supervisor to find the death of a peer.
 
-    Collectives report the death of a peer as an error. The supervisor restarts all once it finds that death; so the
-    process that reports it is killed here, and does not take the blame. If no other dies, the error is its own.
+    Collectives report the death of a peer as an error. If a peer has died, the supervisor restarts all processes: it
+    kills this one while it waits, and does not blame it. If none has, the error is this process's own.
     """
     if isinstance(error, jax.errors.JaxRuntimeError):
         time.sleep(_DEATHS_FOUND_S)
 
 
 class AcceleratorGroup(JaxGroup):
-    """A group of accelerators, from the side of one of its processes, which joins it and never leaves.
+    """A process group on accelerators, from the side of one process, which joins once and never leaves.
 
     Args:
         devices: devices of this process.
         address: address of the generation's coordination service.
         index: index of this process, from 0.
-        num_processes: number of processes of the generation.
-        timeout_s: time limit for all of them to connect and to have their backends, in seconds.
+        num_processes: number of processes in the generation.
+        timeout_s: time limit for all processes to connect and to create their backends, in seconds.
     """
 
     def __init__(self, devices: MemberDevices, address: str, index: int, num_processes: int, timeout_s: int):
@@ -85,12 +86,12 @@ class AcceleratorGroup(JaxGroup):
         self._process_indices: Sequence[int] = ()
 
     def join(self) -> None:
-        """Connects to the others, and makes the backend; once.
+        """Connects to the other processes and creates the backend; must be called only once.
 
         Raises:
-            RuntimeError: not all have connected in time, or the devices cannot be used. Both end the process, whose
-                death is counted: a new generation would fail in the same way.
-            RunError: there are other devices than the run needs.
+            RuntimeError: not all processes have connected in time, or the devices cannot be used. Either ends the
+                process, and the death counts: a new generation would fail in the same way.
+            RunError: the number of devices or of connected processes is not what the run needs.
         """
         self._client.connect()
         self._make_backend()
@@ -101,7 +102,7 @@ class AcceleratorGroup(JaxGroup):
         num_local, num_needed = jax.local_device_count(), len(self._devices.numbers)
         if num_local != num_needed:
             raise RunError(f"this process has {num_local} devices, and needs {num_needed}: one for each expert rank")
-        # On TPU the hardware numbers the processes.
+        # On TPU the hardware numbers the processes, so JAX's process index may differ from the index in the generation.
         self._client.key_value_set(_INDEX.format(self._index), str(jax.process_index()))
         keys = [_INDEX.format(other) for other in range(self._num_processes)]
         self._process_indices = [int(self._client.blocking_key_value_get(key, 1000 * self._timeout_s)) for key in keys]
@@ -110,10 +111,10 @@ class AcceleratorGroup(JaxGroup):
             raise RunError(f"{connected}, and those of {self._num_processes} form a generation")
 
     def grid(self, num_ranks: int) -> np.ndarray:
-        """Returns the devices of the group ``[rows, num_ranks]``, in the order of the processes."""
+        """Returns the group's devices ``[rows, num_ranks]``, ordered by the index of the process."""
         index_of = {process_index: index for index, process_index in enumerate(self._process_indices)}
         devices = sorted(jax.devices(), key=lambda device: (index_of[device.process_index], device.id))
         return np.array(devices).reshape(-1, num_ranks)
 
     def abort(self) -> None:
-        """Does nothing: what waits in an accelerator's collective ends with its process."""
+        """Does nothing: a wait in an accelerator's collective can only be ended with its process."""

@@ -1,4 +1,7 @@
-"""GPUs and TPUs of this machine, their drivers, and whether JAX can use them, in findings of one line each."""
+"""Finds the GPUs and TPUs of this machine and their drivers, and checks whether JAX can use them.
+
+Each result is a ``Finding`` of one line, for ``swift doctor``.
+"""
 
 import importlib.metadata
 import json
@@ -12,28 +15,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 Verdict = Literal["ok", "note", "missing"]
-"""Whether something is as it should be, may cost speed or concern some runs only, or is in the way of a run."""
+"""``ok``: as it should be. ``note``: may cost speed, or concerns only some runs. ``missing``: prevents a run."""
 _TOPIC = "devices"
 _ASK = """
 import json, jax
 print(json.dumps([jax.default_backend(), jax.local_device_count(), jax.devices()[0].device_kind]))
 """
 _START_S = 180
-"""Seconds in which JAX has to find its devices."""
+"""Time limit for JAX to find its devices, in seconds."""
 OLDEST_DRIVER = {"jax-cuda13-plugin": 580, "jax-cuda12-plugin": 525}
-"""Oldest driver on which a plugin's CUDA runs, by NVIDIA's table of minor version compatibility."""
+"""Oldest driver for the CUDA version of each plugin, from NVIDIA's table of minor version compatibility."""
 _PLUGINS = (*OLDEST_DRIVER, "libtpu")
 _DRIVER = re.compile(r"Kernel Module.*?\s(\d+)((?:\.\d+)+)")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        topic: what it belongs to, a word.
-        verdict: whether it is as it should be.
-        text: what was found, and what to do where it is not as it should be.
+        topic: subject of the check, one word.
+        verdict: result of the check.
+        text: what was found, and if it is not as it should be, what to do.
     """
 
     topic: str
@@ -43,13 +46,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class JaxAnswer:
-    """The answer of JAX in a process of its own.
+    """Devices that JAX reports in a process of its own.
 
     Attributes:
-        platform: its default backend: cpu, gpu or tpu; None: it did not start.
-        count: number of its devices on this machine.
-        kind: kind of its devices.
-        error: why it did not start, a line.
+        platform: default backend: cpu, gpu or tpu; None: JAX did not start.
+        count: number of devices on this machine.
+        kind: device kind, as JAX names it.
+        error: why JAX did not start, one line.
     """
 
     platform: str | None
@@ -66,9 +69,9 @@ class DeviceEvidence:
         nvidia: device files of NVIDIA GPUs.
         driver: version of NVIDIA's kernel module; None: it is not loaded.
         tpu: device files of TPU chips.
-        plugins: versions of JAX's packages for accelerators.
-        jax: what JAX says.
-        asked: platforms that JAX is told to use, by ``JAX_PLATFORMS``; empty: it chooses.
+        plugins: versions of the installed JAX plugins for accelerators, by package name.
+        jax: devices that JAX reports.
+        asked: value of ``JAX_PLATFORMS``; empty: JAX chooses.
     """
 
     jax: JaxAnswer
@@ -80,7 +83,7 @@ class DeviceEvidence:
 
 
 def examine_devices(root: Path = Path("/")) -> Iterator[Finding]:
-    """Looks for accelerators, and asks JAX which devices it has.
+    """Looks for accelerators on this machine, starts JAX, and yields the findings.
 
     Args:
         root: root of the file system.
@@ -98,7 +101,7 @@ def examine_devices(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def judge_devices(evidence: DeviceEvidence) -> Iterator[Finding]:
-    """Judges whether JAX can use what is there."""
+    """Yields findings on whether JAX can use the accelerators that are there."""
     faults = [*_nvidia_faults(evidence), *_tpu_faults(evidence)]
     yield from (Finding(_TOPIC, "missing", text) for text in faults)
     if evidence.jax.platform is None:
@@ -138,7 +141,8 @@ def _nvidia_faults(evidence: DeviceEvidence) -> Iterator[str]:
 
 
 def _tpu_faults(evidence: DeviceEvidence) -> Iterator[str]:
-    # A file in /dev/vfio may be any device that is passed to a virtual machine; with libtpu it is taken for a TPU.
+    # A file in /dev/vfio may be any device that is passed through to a virtual machine: it counts as a TPU only if
+    # libtpu is installed.
     is_tpu = any("accel" in path for path in evidence.tpu) or (evidence.tpu and "libtpu" in evidence.plugins)
     if is_tpu and not evidence.nvidia and evidence.jax.platform != "tpu":
         chips = f"{len(evidence.tpu)} TPU chips"
@@ -149,7 +153,7 @@ def _tpu_faults(evidence: DeviceEvidence) -> Iterator[str]:
 
 
 def tpu_chips(root: Path = Path("/")) -> tuple[str, ...]:
-    """Returns the device files of what may be TPU chips, below the root of a file system."""
+    """Returns device files that may be TPU chips, below the root of a file system."""
     return _files(root / "dev", r"accel\d+") or _files(root / "dev/vfio", r"\d+")
 
 
@@ -172,13 +176,13 @@ def _installed() -> Iterator[tuple[str, str]]:
 
 
 def ask_jax() -> JaxAnswer:
-    """Starts JAX in a process, which may crash, hang, or take the devices for itself."""
+    """Starts JAX in a process of its own, since JAX may crash, hang, or hold on to the devices."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", _ASK], **pipes)
     try:
         out, err = process.communicate(timeout=_START_S)
     except subprocess.TimeoutExpired:
-        process.kill()  # and not waited for: a driver may keep it from dying
+        process.kill()  # do not wait for its death: a driver may prevent it
         return JaxAnswer(None, error=f"it has no devices after {_START_S} s; another process may hold them")
     try:
         platform, count, kind = json.loads(out.splitlines()[-1])

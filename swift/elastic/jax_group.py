@@ -1,33 +1,33 @@
-"""Membership of this process in a group of processes, through JAX's private interfaces.
+"""JAX process groups that can be formed again and again, through JAX's private interfaces.
 
-JAX can form a group of processes once (``jax.distributed.initialize``). It has no public way to host the coordination
-service outside the group, so that any process may die, nor to form a new group while the survivors stay alive; its own
-fault tolerance (``jax.distributed`` with ``jax_enable_recoverability``) keeps the first group. Until it has,
-``CoordinationService`` and ``JaxGroup`` use what ``jax.distributed`` itself is made of. Another version of JAX may move
-these interfaces: then ``check_support`` says so before anything has started. Tried with jax 0.10.2 and 0.12.
+JAX can form a process group once (``jax.distributed.initialize``). It has no public way to host the coordination
+service outside the group, so that any process may die. Nor can it form a new group while the survivors stay alive: its
+own fault tolerance (``jax.distributed`` with ``jax_enable_recoverability``) keeps the first group. Until JAX supports
+both, ``CoordinationService`` and ``JaxGroup`` use the building blocks of ``jax.distributed``. Another version of JAX
+may move them: then ``check_support`` says so before anything has started. Tried with jax 0.10.2 and 0.12.
 
-A generation is a group, with its own coordination service and, in each process, its own backend, in which process i
-of n has the same device ids in every generation of n processes; one in which blocks move keeps the group of the one
-before. So a program that any process compiled in one generation can be loaded in the next (see
-``swift.pipeline.reconfigure.executables``), and no communicator of a dead group is ever used again. Everything on
-a backend's devices is lost with it: states are copied to the host before.
+Each generation is a new group, with its own coordination service and a new backend in each process; only a generation
+in which blocks move keeps the group of the previous one. Process i of n has the same device ids in every generation of
+n processes, so a program that was compiled in one generation can be loaded in another (see
+``swift.pipeline.reconfigure.executables``). No communicator of a dead group is ever used again. Arrays are lost with
+their backend: states are copied to the host before.
 
-CPU collectives (gloo) are aborted here, through their sockets, to which their libraries give no other access: a process
-that waits for a dead process gets an error at once, but one that waits for a third process would wait forever. A group
-of accelerators is formed once in the life of its processes, and not mended: see ``swift.elastic.accelerators``. Gloo
-listens at the address from which this process reaches the coordination service: the loopback device, unless the service
-is on a network.
+**Aborting CPU collectives (gloo).** A process that waits for a dead peer gets an error at once, but a process that
+waits for a third, live one would wait forever. Gloo has no call to abort that, so ``JaxGroup.abort`` shuts down its
+sockets. Gloo listens on the address from which this process reaches the coordination service: loopback, unless the
+service is on a network. Groups on accelerators are not aborted, see ``swift.elastic.accelerators``.
 
-A process that is to be connected to by a dead one waits without a limit, and without a socket that could be shut down.
-So this process connects to itself in the place of every other. Each process publishes a host, an address, and a number
-for each other process, with which that connects to it. If XLA published it in another way, such a process could not be
-released, and would end after a time limit (see ``swift.elastic.worker.worker``).
+A process may also wait for a dead peer to connect to it, without a time limit and without a socket that could be shut
+down. To end that wait, the process connects to itself in place of every peer. It knows how from the data that gloo
+publishes: for each process a host, an address, and a number for each peer, which the peer sends when it connects. If
+another XLA publishes them in another layout, the wait cannot be ended, and the process ends after a time limit (see
+``swift.elastic.worker.worker``).
 
-``CompileOnlyGroup`` is a group of which only this process exists: the real group can run what it compiles. The program
-of a group is bound to the ids of its devices, which depend on the indices of its processes only. When a backend of
-several processes starts, each process publishes its devices at the coordination service, and the first one collects
-them; here one process publishes devices as each of the processes in turn, and continues as the first. JAX can compile
-for devices that do not exist (``jax.experimental.topologies``), on TPU and GPU and not yet on CPU.
+**Compiling for a group without its members.** A program is bound to the ids of the group's devices, which depend only
+on the indices of the processes. When a backend of several processes starts, each process publishes its devices at the
+coordination service, and the first one collects them. In a ``CompileOnlyGroup`` one process publishes devices as each
+process in turn, and continues as the first; the real group can run the programs that it compiles. JAX can compile for
+devices that do not exist (``jax.experimental.topologies``) on TPU and GPU, but not yet on CPU.
 """
 
 import gc
@@ -54,12 +54,12 @@ from swift.tasks import start_thread
 Address = tuple[str, int]
 """Host and port."""
 _GLOO = "cpu:gloo"
-"""XLA's own directory of what gloo publishes."""
+"""Directory in XLA's key-value store where gloo publishes the addresses of processes."""
 _NUMBER, _MAX_NUMBER = np.dtype("=i8"), 1 << 14
-"""Numbers count a process's connections from 0; a larger one is none of gloo's, but of a layout that is not known."""
+"""Gloo numbers a process's connections from 0; a number above this limit shows that the layout is not the known one."""
 _CONNECT_S = 1.0
 _NO_HEARTBEAT_S = 86_400
-"""Heartbeats go to the supervisor instead, which also follows the progress."""
+"""A day, to turn off JAX's heartbeats: the supervisor has its own, and also watches progress."""
 _NUM_PORTS = 3
 _SOCKET, _MAX_PATH = "unix:", 107
 """Scheme of the address of a Unix socket, and the largest size of its path in bytes (see ``man 7 unix``)."""
@@ -69,25 +69,25 @@ _PUBLISHED = "cpu:local_topology/"
 
 
 def check_support() -> None:
-    """Raises RunError if this version of JAX lacks what groups of processes are made of."""
+    """Raises RunError if this version of JAX lacks the private interfaces that process groups need."""
     jax_internals()
 
 
 class CoordinationService:
-    """The coordination service of one generation, hosted outside its processes.
+    """The coordination service of a generation, hosted outside its processes so that each may die.
 
-    Whoever reaches it may pose as any process of the generation. A directory that only its owner may enter keeps other
-    users of the machine out; an address does not.
+    Anyone who can connect may pose as a process of the generation. A socket in a directory that only its owner may
+    enter keeps other users of the machine out; a network address does not.
 
     Args:
-        num_processes: number of processes of the generation.
-        where: directory for its socket; or address of this machine, for processes of several machines.
+        num_processes: number of processes in the generation.
+        where: directory for a Unix socket; or address of this machine, for processes on several machines.
 
     Attributes:
-        address: address at which processes reach it.
+        address: address at which processes connect.
 
     Raises:
-        RunError: it cannot be started there.
+        RunError: the service cannot be started.
     """
 
     def __init__(self, num_processes: int, where: Path | str):
@@ -114,14 +114,15 @@ class CoordinationService:
         )
 
     def _admit(self, num_processes: int) -> None:
-        """Connects and disconnects once as each of the processes.
+        """Connects and disconnects once in the name of each process, so that the processes never wait to connect.
 
-        A first connection waits in the service until all processes have connected. Nothing can end that wait, and one
-        that is too long ends the process: if any died before it had connected, the others would, too. A process that
-        was connected before is let in at once. So none connects before there is a thread for each.
+        The service makes a first connection wait until all processes have connected. Nothing can end that wait, and JAX
+        ends a process that waits too long: if one died before it had connected, all others would die, too. The service
+        lets a process in at once if it was connected before. The connections here wait for each other in the same way,
+        so none is made before there is a thread for each.
 
         Raises:
-            RunError: there are not as many threads; the service is closed.
+            RunError: not enough threads can be started; the service is closed.
         """
         may_connect, threads, errors = threading.Event(), list[threading.Thread](), list[Exception]()
 
@@ -152,7 +153,7 @@ class CoordinationService:
             raise errors[0]
 
     def close(self) -> None:
-        """Ends the service. JAX aborts a process that is still connected to it."""
+        """Ends the service. JAX aborts any process that is still connected."""
         self._service.shutdown()
         self._remove_instead()
 
@@ -166,13 +167,13 @@ class JaxGroupError(RuntimeError):
 
 
 class JaxGroup:
-    """A group of processes, from the side of one of them: it joins, gets a backend, and leaves.
+    """A process group, from the side of one process: it joins, gets a backend, and leaves.
 
     Args:
         address: address of the generation's coordination service.
         index: index of this process, from 0.
-        num_processes: number of processes of the generation.
-        timeout_s: time limit for all of them to connect, in seconds.
+        num_processes: number of processes in the generation.
+        timeout_s: time limit for all processes to connect, in seconds.
     """
 
     def __init__(self, address: str, index: int, num_processes: int, timeout_s: int = 60):
@@ -185,10 +186,10 @@ class JaxGroup:
         self._client: Any = _client(address, index, timeout_s)
 
     def join(self) -> None:
-        """Connects to the others, and makes the backend; once.
+        """Connects to the other processes and creates the backend; must be called only once.
 
         Raises:
-            JaxGroupError: not all have connected in time, or ``abort`` was called.
+            JaxGroupError: not all processes have connected in time, or ``abort`` was called.
         """
         try:
             self._client.connect()
@@ -201,7 +202,7 @@ class JaxGroup:
     def _make_backend(self) -> None:
         self._configure_backend(self._index)
         before = listening_at()
-        jax.devices()  # makes the backend, which listens for the other processes
+        jax.devices()  # creates the backend, which begins to listen for the other processes
         self._own = sorted(listening_at() - before)
         self._client.key_value_set(_ADDRESSES.format(self._index), json.dumps(self._own))
         keys = [_ADDRESSES.format(other) for other in range(self._num_processes)]
@@ -209,7 +210,7 @@ class JaxGroup:
         self._addresses = {(host, port) for addresses in published for host, port in addresses}
 
     def _cpu_client(self) -> Any:
-        """Makes a CPU backend: of the group, or after it of this process alone."""
+        """Creates a CPU backend: for the group, or for this process alone once it has left."""
         _, makers, make = jax_internals()
         if self._client is None:
             return make()
@@ -217,29 +218,30 @@ class JaxGroup:
         return make(makers.make_gloo_tcp_collectives(distributed_client=self._client, hostname=host))
 
     def _configure_backend(self, index: int) -> None:
-        """Configures JAX to make the next backend as process ``index``."""
+        """Configures JAX to create the next backend as process ``index``."""
         self._take_place(index)
         register_backend_factory("cpu", self._cpu_client, fail_quietly=False)
 
     def _take_place(self, index: int) -> None:
-        """Gives JAX what ``jax.distributed.initialize`` would, as process ``index``."""
+        """Sets JAX's distributed state as ``jax.distributed.initialize`` would for process ``index``."""
         state = self._state
         state.coordinator_address, state.process_id, state.num_processes = self._address, index, self._num_processes
         state.client = self._client
 
     def grid(self, num_ranks: int) -> np.ndarray:
-        """Returns the devices of the group ``[rows, num_ranks]``, in the order of the processes."""
+        """Returns the devices of the group ``[rows, num_ranks]``, ordered by process index."""
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         return np.array(devices).reshape(-1, num_ranks)
 
     def abort(self) -> None:
-        """Aborts ``join`` or a collective in which this process waits, which raises; from any thread.
+        """Makes ``join``, or a collective in which the main thread waits, raise an error. Any thread may call this.
 
-        Connections are made when a program first needs them: call it repeatedly until ``leave`` is called.
+        Call it repeatedly until ``leave`` is called: gloo connects only when a program first needs a connection, so new
+        ones may appear.
         """
-        # Only reading is shut down: gloo's own thread then sees the end of the connection, and fails everything that
-        # waits for it. If a send failed first, gloo (of jax 0.10 and 0.12) would queue an operation that it has given
-        # up already, and wait forever.
+        # Shut down only reading: gloo's own thread then sees the end of the connection, and fails everything that waits
+        # for it. If a send failed first, gloo (in jax 0.10 and 0.12) would queue an operation that it has already given
+        # up, and wait forever.
         with self._lock:
             if self._client is None or not self._is_connected:
                 return
@@ -252,7 +254,7 @@ class JaxGroup:
                         connection.shutdown(socket.SHUT_RD)
 
     def _stop_waiting(self) -> None:
-        """Ends every wait for what another process publishes, and for a process that is to connect to this one."""
+        """Ends waits that have no connection yet: for published data of a peer, and for a peer to connect."""
         published = dict[str, bytes]()
         with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
             published |= self._client.key_value_dir_get_bytes(_GLOO)
@@ -261,7 +263,7 @@ class JaxGroup:
             self._client.shutdown()
 
     def leave(self) -> None:
-        """Leaves the group and drops the backend, with its arrays and compiled programs; may be called again."""
+        """Leaves the group and drops the backend with its arrays and loaded programs. May be called more than once."""
         with self._lock:
             client, self._client = self._client, None
         if client is None:
@@ -275,7 +277,7 @@ class JaxGroup:
 
 
 def _client(address: str, index: int, timeout_s: int) -> Any:
-    """Makes a client of a coordination service, as one of its processes."""
+    """Returns a client of a coordination service, for the process with this index."""
     _, makers, _ = jax_internals()
     return makers.get_distributed_runtime_client(
         address,
@@ -289,7 +291,7 @@ def _client(address: str, index: int, timeout_s: int) -> Any:
 
 
 def _free_address(where: Path | str) -> str:
-    """Returns an unused address: of a socket in a directory, or of a port of this machine."""
+    """Returns an unused address: a Unix socket in a directory, or a port at an address of this machine."""
     if isinstance(where, Path):
         path = where / secrets.token_hex(4)
         if len(os.fsencode(path)) > _MAX_PATH:
@@ -298,7 +300,7 @@ def _free_address(where: Path | str) -> str:
             )
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
         with socket.socket(socket.AF_UNIX) as probe:
-            probe.bind(str(path))  # where that fails, JAX's service would end the process (SIGSEGV, jax 0.10 to 0.12)
+            probe.bind(str(path))  # raises; JAX's service would crash the process instead (SIGSEGV, jax 0.10 to 0.12)
         path.unlink()
         return f"{_SOCKET}{path}"
     with socket.socket() as probe:
@@ -307,16 +309,20 @@ def _free_address(where: Path | str) -> str:
 
 
 def is_aborted(error: BaseException) -> bool:
-    """Returns whether an error ends a generation: a process is gone or late, or ``abort`` was called."""
-    # A broken collective raises either error, depending on whether the program was still being started.
+    """Returns whether an error only means that the generation is over: a peer is gone or late, or ``abort`` was called.
+
+    Any other error is this process's own.
+    """
+    # A broken collective raises one or the other, depending on whether the program was still being started.
     is_broken = isinstance(error, jax.errors.JaxRuntimeError | ValueError) and "Gloo" in str(error)
     return is_broken or isinstance(error, JaxGroupError)
 
 
 class CompileOnlyGroup(JaxGroup):
-    """A group to compile for; a context manager. A process can have one at a time, and no other group meanwhile.
+    """A group in which only this process exists, to compile for; a context manager.
 
-    Nothing can run on its devices: collectives would wait forever. Arrays can be put on this process's own devices.
+    No program can run on its devices, since collectives would wait forever. Arrays can be put on this process's own
+    devices. A process can be in only one group at a time, of either kind.
 
     Args:
         num_processes: number of processes, each with as many devices as this one (``jax_num_cpu_devices``).
@@ -346,10 +352,10 @@ class CompileOnlyGroup(JaxGroup):
             raise RuntimeError(f"{num_devices} devices expected, there are {jax.devices()}")
 
     def _publish_others(self) -> None:
-        """Publishes devices as every process except the first, which would wait for minutes for missing ones."""
+        """Publishes devices in the name of every process but the first, which would wait minutes for missing ones."""
         config = jax.config
         usual = getattr(config, _TIMEOUT)
-        config.update(_TIMEOUT, 0)  # the others must not wait for the first
+        config.update(_TIMEOUT, 0)  # the backends of the others must not wait for the first process
         try:
             for other in range(1, self._num_processes):
                 self._configure_backend(other)
@@ -361,7 +367,7 @@ class CompileOnlyGroup(JaxGroup):
             raise RuntimeError(f"{published} of {self._num_processes - 1} processes have published their devices")
 
     def leave(self) -> None:
-        """Drops the devices, with the programs compiled for them."""
+        """Drops the devices and the programs compiled for them."""
         super().leave()
         self._service.close()
 
@@ -373,10 +379,10 @@ class CompileOnlyGroup(JaxGroup):
 
 
 def _start_backend() -> None:
-    """Starts a backend as far as that is possible without the first process."""
+    """Starts a backend until it has published its devices, which is as far as it gets without the first process."""
     try:
         jax.devices()
-    except RuntimeError:
+    except RuntimeError:  # the expected outcome: the time-out of 0 is over, and the devices are published
         return
     finally:
         clear_backends()
@@ -384,7 +390,7 @@ def _start_backend() -> None:
 
 
 def connections() -> Iterator[tuple[Address, Address, socket.socket]]:
-    """Yields the TCP connections of this process: its own address, the other side's, and the connection."""
+    """Yields the TCP connections of this process, each as (own address, peer's address, socket)."""
     for sock in _sockets():
         with suppress(OSError):
             if not _listens(sock):
@@ -392,7 +398,7 @@ def connections() -> Iterator[tuple[Address, Address, socket.socket]]:
 
 
 def listening_at() -> set[Address]:
-    """Returns the addresses on which this process listens."""
+    """Returns the addresses at which this process listens for TCP connections."""
     return {sock.getsockname()[:2] for sock in _sockets() if _listens(sock)}
 
 
@@ -406,18 +412,18 @@ def _sockets() -> Iterator[socket.socket]:
         with suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            # The original may be closed meanwhile, and its number reused: therefore only the duplicate is inspected.
+            # Another thread may close the original meanwhile, and its number be reused: inspect only the duplicate.
             with socket.socket(fileno=os.dup(int(name))) as sock:
                 if sock.family in (socket.AF_INET, socket.AF_INET6):
                     yield sock
 
 
 def _connect_for_dead_peers(published: Mapping[str, bytes], addresses: Iterable[Address]) -> None:
-    """Connects to a process at its addresses with every number with which another process could.
+    """Connects to this process in place of every peer, with every number that a peer could send.
 
     Args:
-        published: what gloo has published, by key.
-        addresses: addresses at which the process listens.
+        published: the data that gloo has published, by key.
+        addresses: addresses at which this process listens.
     """
     most = max((largest_number(key, value) for key, value in published.items()), default=-1)
     for address in addresses:
@@ -427,10 +433,10 @@ def _connect_for_dead_peers(published: Mapping[str, bytes], addresses: Iterable[
 
 
 def largest_number(key: str, value: bytes) -> int:
-    """Returns the largest number with which a process is connected to, of those at the end of what gloo publishes.
+    """Returns the largest connection number in a value that gloo has published; -1 if the layout is not the known one.
 
-    -1 where what is published has another layout.
+    The numbers are at the end of the value, one for each process that the key lists.
     """
-    size = (key.count(",") + 1) * _NUMBER.itemsize  # the key lists the processes
+    size = (key.count(",") + 1) * _NUMBER.itemsize
     number = int(np.frombuffer(value[-size:], _NUMBER).max()) if len(value) >= size else -1
     return number if number <= _MAX_NUMBER else -1

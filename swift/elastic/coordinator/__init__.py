@@ -1,6 +1,6 @@
-"""The supervisor of a run of several processes.
+"""The supervisor process of an elastic run.
 
-``supervisor`` runs it to its end: it reports what happens to the membership and carries out its decisions.
-``service_clients`` sends requests to the checkpoint service and the compile service. ``memory_demand`` chooses where
-the states of processes go before a run starts, and ``fault_injection`` has the faults that a run is to get.
+``supervisor`` runs the event loop: it reports events to the membership and carries out the decisions.
+``service_clients`` sends requests to the checkpoint service and the compile service. ``memory_demand`` chooses a
+directory for the states of processes before a run starts, and ``fault_injection`` parses and schedules injected faults.
 """

@@ -1,4 +1,4 @@
-"""Fault injection: faults that hit processes at chosen iterations, and their restarts."""
+"""Fault injection (``--chaos``): kills, freezes or hangs processes at chosen iterations, and delays their restarts."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
@@ -10,13 +10,13 @@ from swift.topology import Topology
 
 SETTING = "--chaos"
 _FAULT_KINDS = ("kill", "freeze", "hang")
-"""SIGKILL; SIGSTOP; an iteration that never ends while heartbeats continue."""
+"""``kill`` sends SIGKILL, ``freeze`` SIGSTOP; ``hang`` makes an iteration last forever while heartbeats continue."""
 _RESTART = "restart"
 _WAITS = " once compiled"
 
 
 class Fault(NamedTuple):
-    """A fault of a process, or its restart: it happens once iteration ``step`` is done."""
+    """A fault of a process, or its restart; happens once some process has finished iteration ``step``."""
 
     step: int
     kind: str
@@ -27,11 +27,11 @@ class Fault(NamedTuple):
 
 
 class FaultInjection:
-    """A list of faults; each happens once.
+    """A schedule of faults, each to happen once.
 
     Args:
         faults: faults and restarts.
-        waiting: the faults that wait until the programs needed after them are compiled.
+        waiting: faults that wait until the programs for the survivors are compiled.
     """
 
     def __init__(self, faults: Sequence[Fault] = (), waiting: Collection[Fault] = ()):
@@ -42,11 +42,11 @@ class FaultInjection:
         finished: int,
         is_compiled: Callable[[Process], bool] = lambda process: True,  # noqa: ARG005
     ) -> list[Fault]:
-        """Returns the faults that are due once an iteration is finished; each is returned once.
+        """Returns the faults that are due after an iteration; each fault is returned only once.
 
         Args:
-            finished: the iteration.
-            is_compiled: function that returns whether the programs for the loss of a process are compiled.
+            finished: newest finished iteration.
+            is_compiled: returns whether the programs for the loss of a process are compiled.
         """
         due = [f for f in self._faults if f.kind in _FAULT_KINDS and f.step <= finished and f not in self._done]
         due = [f for f in due if f not in self._waiting or is_compiled(f.process)]
@@ -54,11 +54,11 @@ class FaultInjection:
         return due
 
     def still_waiting(self, finished: int) -> list[Fault]:
-        """Returns the faults that would be due after an iteration, and only wait for programs."""
+        """Returns the faults that are due after an iteration but still wait for compiled programs."""
         return [fault for fault in self._faults if fault in self._waiting - self._done and fault.step <= finished]
 
     def keeps_down(self, process: Process, finished: int) -> bool:
-        """Returns whether a process with an injected fault is to be restarted at a later iteration only."""
+        """Returns whether a process with an injected fault must stay down: its restart comes later, or never."""
         last = max((f.step for f in self._done if f.process == process), default=None)
         if last is None:
             return False
@@ -73,19 +73,19 @@ def parse_chaos(
     num_steps: int,
     why_uncompiled: str | None = None,
 ) -> FaultInjection:
-    """Parses the faults of the command line.
+    """Parses the faults given on the command line.
 
     Args:
-        texts: lines such as ``step 20: kill 1:2``, or ``step 20: kill 0:0 rank 3`` where an expert rank is a process;
-            ``once compiled`` at the end has a fault wait until the programs that are needed after it are there.
+        texts: lines such as ``step 20: kill 1:2``, or ``step 20: kill 0:0 rank 3`` if each expert rank is a process.
+            With ``once compiled`` at the end, the fault waits until the programs for the survivors are compiled.
         topology: topology of the run.
         processes: processes of the run.
         num_steps: number of iterations of the run.
-        why_uncompiled: reason why this run never compiles programs for a fault; None: it does.
+        why_uncompiled: reason why this run never compiles programs in advance; None: it does.
 
     Raises:
-        SettingError: a text has another form, names no process or no iteration before the last, restarts a process
-            without an earlier fault, or waits for what can never come.
+        SettingError: a text has another form, its process does not exist, its step is not before the last iteration, it
+            restarts a process without an earlier fault, or it would wait forever.
 
     >>> faults = parse_chaos(["step 3: kill 1:0", "step 5: restart 1:0"], Topology(2), [Process((1, 0))], num_steps=9)
     >>> [fault.kind for fault in faults.due(3)], faults.due(3)

@@ -1,4 +1,4 @@
-"""Memory that the processes of a node need for states, and the choice of a directory with room for them."""
+"""Estimates the memory that a node's processes need to store states, and chooses a directory with enough room."""
 
 import os
 import tempfile
@@ -24,20 +24,21 @@ from swift.train.saved_state import split_of
 
 _SHARED_MEMORY = Path("/dev/shm")
 _NUM_STATES = 3
-"""States that a process keeps at a time: those of the last two iterations, and one that is about to replace one."""
+"""States that a process stores at a time: the last two iterations, and a new one that is about to replace the first."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Upper bounds on the bytes that a node's processes keep, if the workers of a stage do not take turns at saving.
+    """Upper bounds on the bytes that a node's processes store, if the same workers of each stage always save.
 
     Attributes:
-        num_processes: number of processes of the node.
-        states: bytes of whole states, between two generations; where blocks move, with a worker down in each pipeline.
-        snapshots: bytes of states without slots, to be saved, restored or resharded; 0 if kept in the run directory.
+        num_processes: number of processes on the node.
+        states: bytes of whole states between two generations; if blocks move, for workers of pipelines that have lost
+            a worker.
+        snapshots: bytes of states without slots (to be saved, restored or resharded); 0 if in the run directory.
         copies: bytes of copies of other ranks' slices.
-        more_states: bytes by which whole states are larger if blocks move where a pipeline has a single worker left.
-            They are rarely needed, so that no room is kept for them: what does not fit is written to a disk.
+        more_states: additional bytes of whole states if blocks move and a pipeline has a single worker left. That is
+            rare, so no room is reserved: states that do not fit are written to a disk.
     """
 
     num_processes: int
@@ -48,7 +49,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """Sum of the bytes that there has to be room for."""
+        """Bytes for which there has to be room: all but ``more_states``."""
         return self.states + self.snapshots + self.copies
 
     @classmethod
@@ -61,19 +62,19 @@ class MemoryEstimate:
         is_alone: bool,
         platform: str | None = None,
     ) -> "MemoryEstimate":
-        """Computes the demand of a run on one node from the shapes of its arrays, without making any.
+        """Estimates a run's demand on one node from the shapes of its arrays, without creating any.
 
         Args:
             experiment: settings of the run.
             processes: processes of this node.
-            by_rank: whether a process is an expert rank, rather than a whole worker.
-            is_alone: whether there is no other node.
+            by_rank: whether each expert rank is a process of its own, rather than each worker.
+            is_alone: whether this is the only node.
             platform: see ``Experiment.step_spec``.
         """
         num_ranks = experiment.topology.num_expert_ranks
         counts = {num_ranks}
         if is_elastic(experiment, by_rank=by_rank) and num_ranks > 1:
-            counts.add(num_ranks - 1)  # then each remaining rank has larger slices
+            counts.add(num_ranks - 1)  # after the loss of a rank, each remaining rank has larger slices
         specs = ElasticSpecs(experiment, platform)
         estimates = [cls._on(specs, count, experiment, processes, by_rank, is_alone) for count in counts]
         return max(estimates, key=lambda estimate: estimate.total)
@@ -88,7 +89,7 @@ class MemoryEstimate:
         by_rank: bool,
         is_alone: bool,
     ) -> "MemoryEstimate":
-        """Computes the demand with ``num_ranks`` expert ranks in each worker."""
+        """Estimates the demand with ``num_ranks`` expert ranks in each worker."""
         step_spec, num_here = specs.on(num_ranks), len(processes)
         spec = _widest(step_spec, experiment, step_spec.num_stages - 1)
         num_devices = 1 if by_rank else num_ranks
@@ -101,14 +102,14 @@ class MemoryEstimate:
         )
         saved = _num_bytes(shard_shapes(without_slots, spec.abstract(), num_devices))
         num_saving = sum(process.worker[0] == 0 for process in processes[:num_here])
-        # A saving process writes one snapshot more than it keeps; other processes have one or two restored states.
+        # A saving process writes a new snapshot before it removes the oldest; others have one or two restored states.
         snapshots = saved * ((NUM_SNAPSHOTS + 1) * num_saving + 2 * (num_here - num_saving)) if is_alone else 0
         config, copies = experiment.checkpoint, 0
         if config.snapshot_every and num_ranks > 1 and is_elastic(experiment, by_rank=by_rank):
             split = split_of(spec)
             num_classes = split.num_classes
             k = config.snapshot_k(num_classes)
-            # The first copy has all experts, later ones some of them in turn; one more is being written.
+            # The first copy has all experts, later ones k experts in turn; one more is being written.
             num_some = -(-num_classes // k) + 1
             full_bytes, partial_bytes = (
                 _num_bytes(copy_shapes(split, num_experts)) for num_experts in (num_classes, k)
@@ -119,7 +120,10 @@ class MemoryEstimate:
 
 
 def _widest(spec: StepSpec, experiment: Experiment, num_left: int) -> StepSpec:
-    """Returns the step spec in which, if blocks move, a pipeline's are on so many workers, as evenly as possible."""
+    """Returns the step spec with the blocks of one pipeline on ``num_left`` workers, divided as evenly as possible.
+
+    Where blocks never move, it is the run's own spec.
+    """
     if experiment.adapt not in ("recut", "auto") or spec.num_stages == 1:
         return spec
     num_blocks = len(spec.cut.moe_layers)
@@ -129,7 +133,7 @@ def _widest(spec: StepSpec, experiment: Experiment, num_left: int) -> StepSpec:
 
 
 class StorageLocation(NamedTuple):
-    """The directory in which a node keeps the states of its processes.
+    """The directory in which a node stores the states of its processes.
 
     Attributes:
         path: directory.
@@ -146,24 +150,24 @@ def choose_storage(
     shared_memory: Path = _SHARED_MEMORY,
     free: Callable[[Path], int] | None = None,
 ) -> StorageLocation:
-    """Chooses the first directory with room: in shared memory, for temporary files, or in the run directory.
+    """Chooses the first directory with enough room: shared memory, the one for temporary files, or the run directory.
 
-    What dead runs have left in the first two is removed before.
+    Leftovers of dead runs in the first two are removed first.
 
     Args:
         demand: memory that is needed.
         run_dir: run directory; it may not exist yet.
         shared_memory: directory in memory, if this machine has one.
-        free: function that returns the free bytes of a directory.
+        free: returns the free bytes of a directory.
 
     Raises:
-        SettingError: none of them has room.
+        SettingError: no directory has enough room.
     """
     free = free or _free_bytes
     temporary = Path(tempfile.gettempdir())
     directories = [shared_memory] if shared_memory.is_dir() else []
     directories += [temporary, run_dir.absolute()]
-    for directory in directories[:-1]:  # a run directory may hold those of other nodes
+    for directory in directories[:-1]:  # not the run directory, where other nodes may have their live directories
         remove_leftovers(directory)
     room = {directory: free(directory) for directory in directories}
     chosen = next((directory for directory, num_bytes in room.items() if num_bytes >= demand.total), None)

@@ -1,7 +1,8 @@
-"""The supervisor's clients of the two services, which start a service, restart it after deaths, and kill it if late.
+"""The supervisor's clients of the two services: they start a service, restart it after its death, and kill it if late.
 
-``CheckpointClient`` collects parts of states, requests saves and loads, and retries failed saves: a run cannot continue
-without its service. ``CompileClient`` requests programs, which members compile for themselves where it has ended.
+``CheckpointClient`` waits for all parts of a snapshot, requests saves and loads, and retries failed saves; a run cannot
+continue without its service. ``CompileClient`` requests programs in advance; without its service members compile for
+themselves.
 """
 
 import signal
@@ -38,17 +39,18 @@ from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.topology import Worker
 
 CHECKPOINT_SERVICE, COMPILE_SERVICE = "checkpoint-service", "compile-service"
-"""Names of the two services among the children, in logs and in events."""
+"""Names of the two services as child processes, in logs and in events."""
 _MAX_STARTS = 3
 _RECORD_S = 10.0
-"""Seconds in which a record has to come: where all members that had it have died, it never does."""
+"""Seconds that a save waits for the record of its iteration. If all members that had the record have died, it never
+comes."""
 
 
 class _RecordProgress(Protocol):
-    """Progress of a run's record.
+    """Progress in writing the metrics of a run.
 
     Attributes:
-        written: last iteration whose metrics are written, or about to be.
+        written: last iteration whose metrics are in the file, or are about to be.
         on_file: last iteration whose metrics are in the file.
     """
 
@@ -60,20 +62,21 @@ class CheckpointClient:
     """Sends one request at a time to the checkpoint service, and restarts the service if it dies.
 
     A failed save is retried after pauses, see ``RETRY_PAUSES_S``, unless a newer save is requested first. A save is
-    held back until the record of its iteration is in the file: a run that ends in between would be resumed without it.
+    held back until the record of its iteration is in the file: if the run ended in between, the record would be missing
+    after a resume.
 
     Args:
-        children: processes among which the service runs.
-        command: command that starts it.
+        children: child processes of the run; the service is one of them.
+        command: command that starts the service.
         log: log file of the service.
         directory: directory of the run's checkpoints.
-        processes: processes of the run, which the first generation has, see ``set_processes``.
+        processes: processes of the run, all of them in the first generation; see ``set_processes``.
         start_s: time that the service takes to start, in seconds.
-        deadline_s: time limit of an answer, in seconds; the service is killed if it is later.
+        deadline_s: time limit for an answer, in seconds; a later service is killed.
         record: progress of the run's record.
-        own_cut: workers that hold each chunk as the run is cut; False where a chunk is a stage.
-        has_origin: whether the run begins with the weights of another, which the service can load.
-        clock: function that returns the time, in seconds.
+        own_cut: workers that hold each chunk in the run's own cut; falsy if each stage is one chunk.
+        has_origin: whether the run begins with the weights of another run, which the service can load.
+        clock: returns the time, in seconds.
     """
 
     def __init__(
@@ -96,46 +99,47 @@ class CheckpointClient:
         self._run, self._cuts = tuple(processes), dict[int, ChunkAssignment]()
         self.set_processes(processes)
         self._parts: dict[StateId, set[Process]] = {}
-        self._requests: list[CheckpointCommand] = []  # the first one has been sent, or is held back
+        self._requests: list[CheckpointCommand] = []  # in order; the first one has been sent, or is held back
         self._record, self._is_held, self._requested_at = record, False, 0.0
         self._start_s, self._deadline_s, self._clock = start_s, deadline_s, clock
-        self._ready_by = 0.0  # time at which the service has to have started
-        # Time of the request in progress; None: none, or the service is being killed.
+        self._ready_by = 0.0  # time by which the service should have started
+        # When the request in progress was sent; None: there is none, or the service is being killed.
         self._sent_at: float | None = None
-        self._num_starts = 0  # in a row, without an answer in between
-        self._unsaved: SaveCheckpoint | None = None  # newest save if it has failed
+        self._num_starts = 0  # consecutive starts without an answer in between
+        self._unsaved: SaveCheckpoint | None = None  # newest save, if it has failed
         self._num_failures = 0
         self._retry_at: float | None = None
 
     def set_processes(
         self, processes: Sequence[Process], generation: int = 0, cut: ChunkAssignment = DEFAULT_ASSIGNMENT
     ) -> None:
-        """Sets the processes of a generation; a checkpoint has parts of whole workers that have all of the state.
+        """Sets the processes of a new generation, from which it follows when a snapshot is complete.
 
         Args:
-            processes: the processes.
+            processes: processes of the generation.
             generation: number of the generation.
-            cut: workers that hold each block in its states; False: as in the run.
+            cut: workers that hold each block in its states; falsy: the run's own cut.
         """
         if cut:
             self._cuts[generation] = cut
         workers = {process.worker for process in processes}
-        # What a worker kept before it died counts; a worker that is there has no other ranks than these.
+        # Snapshots that a worker stored before it died still count, so lost workers stay in the list with all ranks. A
+        # worker that is present has only the ranks of this generation.
         self._processes = (*processes, *(process for process in self._run if process.worker not in workers))
 
     @property
     def newest(self) -> int | None:
-        """Iteration of the newest checkpoint; None: there is none."""
+        """Iteration of the newest checkpoint on disk; None: there is none."""
         return max(checkpoint_steps(self._directory), default=None)
 
     @property
     def newest_loadable(self) -> int | None:
-        """Iteration of the newest state that the service can load: 0 for the weights of another run."""
+        """Iteration of the newest state that the service can load; 0 if that is another run's weights."""
         return 0 if self.newest is None and self._has_origin else self.newest
 
     @property
     def newest_is_complete(self) -> bool:
-        """Returns whether the newest checkpoint is sound and holds the state of every expert after its iteration."""
+        """Whether the newest checkpoint is intact and has every expert's state after its iteration."""
         newest = self.newest
         if newest is None:
             return False
@@ -145,18 +149,18 @@ class CheckpointClient:
 
     @property
     def is_busy(self) -> bool:
-        """Returns whether a request has not been answered, or a save is to be retried."""
+        """Whether a request is unanswered, or a save is to be retried."""
         return bool(self._requests) or self._retry_at is not None
 
     @property
     def unsaved(self) -> SaveCheckpoint | None:
-        """Newest save, if it has failed or is held back."""
+        """Newest save, if it has failed or is held back; else None."""
         request = self._requests[0] if self._is_held else None
         return request if isinstance(request, SaveCheckpoint) else self._unsaved
 
     @property
     def pause_s(self) -> float | None:
-        """Seconds until a failed save is retried; None: it is not."""
+        """Seconds until a failed save is retried; None: no retry is due."""
         return None if self._retry_at is None else self._retry_at - self._clock()
 
     def start(self) -> None:
@@ -168,29 +172,26 @@ class CheckpointClient:
             self._send_next()
 
     def add(self, snapshot: SnapshotKept, *, is_full: bool = False) -> None:
-        """Records that a member has kept its part of a state, and saves the state once all its parts are kept."""
+        """Notes that a member has stored its part of a snapshot, and requests a save once all parts are there."""
         parts = self._parts.setdefault(snapshot.stamp, set())
         parts.add(snapshot.member.process)
         cut = self._cuts.get(snapshot.stamp.generation, DEFAULT_ASSIGNMENT)
         if covers_whole_state(self._processes, parts, cut or self._own_cut):
             self._unsaved, self._num_failures, self._retry_at = None, 0, None
-            # Some ranks of a worker that is not needed may have kept their parts already.
+            # Some ranks of an incomplete worker, which is not needed, may have stored their parts already.
             complete = complete_workers(self._processes, parts)
             holders = tuple(sorted(process for process in parts if process.worker in complete))
             self._request(SaveCheckpoint(snapshot.stamp, holders, is_full, cut=cut))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
     def load(self, generation: int, processes: Sequence[Process]) -> None:
-        """Requests the newest checkpoint that exists once all earlier requests are done.
-
-        If a save has failed, it is retried once before that.
-        """
+        """Requests to load the newest checkpoint, after all earlier requests; a failed save is retried once before."""
         if self._unsaved is not None and self._unsaved not in self._requests:
             self._retry(self._unsaved)
         self._request(LoadCheckpoint(None, generation, tuple(processes)))
 
     def reshard(self, stamp: StateId, layout: ShardLayout, generation: int, processes: Sequence[Process]) -> None:
-        """Requests that a state is resharded for these processes."""
+        """Requests to reshard a state for these processes."""
         self._request(Reshard(stamp, layout, generation, tuple(processes)))
 
     def take_answer(self, line: str) -> CheckpointAnswer:
@@ -203,14 +204,14 @@ class CheckpointClient:
         return answer
 
     def send_if_due(self) -> None:
-        """Sends a save whose record has come, and retries a failed one after its pause."""
+        """Sends a save whose record has been written, and retries a failed save after its pause."""
         if self._is_held:
             self._send_next()
         if self._unsaved is not None and self._retry_at is not None and self._clock() >= self._retry_at:
             self._retry(self._unsaved)
 
     def save_fallback(self) -> None:
-        """Requests that a state that is not saved is kept where there is room, at the end of a run."""
+        """Requests to save an unsaved state outside the run directory, at the end of a run."""
         if (save := self.unsaved) is not None:
             self._retry_at = None
             self._request(save._replace(is_elsewhere=True))
@@ -220,12 +221,12 @@ class CheckpointClient:
         if self._num_starts >= _MAX_STARTS:
             return False
         if [type(command) for command in self._requests[:2]] == [SaveCheckpoint, SaveCheckpoint]:
-            del self._requests[0]  # a newer save waits
+            del self._requests[0]  # not sent again, since a newer save waits
         self.start()
         return True
 
     def kill_if_late(self) -> bool:
-        """Kills the service if its answer is late, and returns whether it was; its death follows."""
+        """Kills the service if its answer is late; returns whether it was. ``died`` follows."""
         if self._sent_at is None or self._clock() <= max(self._sent_at, self._ready_by) + self._deadline_s:
             return False
         self._sent_at = None
@@ -234,7 +235,7 @@ class CheckpointClient:
 
     def _after_save(self, command: SaveCheckpoint, *, is_saved: bool) -> None:
         if any(isinstance(other, SaveCheckpoint | LoadCheckpoint) for other in self._requests):
-            self._unsaved = None  # a newer state is to be saved, or the run resumes from another one
+            self._unsaved = None  # no retry: a newer state is to be saved, or the run resumes from another one
             return
         self._unsaved = None if is_saved else command
         self._num_failures = 0 if is_saved else self._num_failures + 1
@@ -246,7 +247,7 @@ class CheckpointClient:
         self._request(save)
 
     def _request(self, command: CheckpointCommand) -> None:
-        """Queues a request. A newer save replaces waiting ones, whose parts may be gone by the time they are sent."""
+        """Queues a request. A newer save replaces waiting saves, whose snapshots may be gone before they are sent."""
         if isinstance(command, SaveCheckpoint):
             num_sent, self._requested_at = 0 if self._is_held else 1, self._clock()
             self._requests = [
@@ -261,7 +262,7 @@ class CheckpointClient:
             self._send_next()
 
     def _send_next(self) -> None:
-        """Sends the first request; only one at a time, so that the pipe never fills up."""
+        """Sends the first request. Only one is sent at a time, so that the pipe never fills up and blocks."""
         self._sent_at, self._is_held = None, bool(self._requests) and self._awaits_record(self._requests[0])
         if self._requests and not self._is_held:
             self._children.send(CHECKPOINT_SERVICE, CHECKPOINT_COMMANDS.line(self._requests[0]))
@@ -272,21 +273,23 @@ class CheckpointClient:
             return False
         step, has_time = command.stamp.step, self._clock() < self._requested_at + _RECORD_S
         if self._record.written < step and not (has_time and len(self._requests) == 1):
-            return False  # the record is lost, or others wait for this save
+            return False  # the record is lost, or other requests wait for this save
         return self._record.on_file < step
 
 
 class CompileClient:
-    """Has programs prepared by the compile service. Without it the run continues, and members compile for themselves.
+    """Requests programs from the compile service, and restarts the service if it dies or falls silent.
+
+    Without the service the run continues, and members compile for themselves.
 
     Args:
-        children: processes among which the service runs.
-        command: command that starts it; None: no programs are prepared.
+        children: child processes of the run; the service is one of them.
+        command: command that starts the service; None: no programs are prepared.
         log: log file of the service.
-        start_s: time limit from its start to its first heartbeat, in seconds.
+        start_s: time limit from the start of the service to its first heartbeat, in seconds.
         silence_s: time limit between two heartbeats, in seconds. A service that is silent for longer is killed, since
             it may hold the lock of a program.
-        clock: function that returns the time, in seconds.
+        clock: returns the time, in seconds.
     """
 
     def __init__(
@@ -304,15 +307,15 @@ class CompileClient:
         self._request: CompileRequest | None = None
         self._is_sent = False
         self._prepared: set[CompileRequest] = set()
-        self._due: float | None = None  # time limit of the next heartbeat; None: not running, or being killed
-        self._num_starts = 0  # in a row, without a program compiled in between
+        self._due: float | None = None  # when the next heartbeat is due; None: not running, or being killed
+        self._num_starts = 0  # consecutive starts without a program compiled in between
 
     def request(self, request: CompileRequest) -> None:
-        """Sets the newest request, see ``send_request``."""
+        """Replaces the request that ``send_request`` will send."""
         self._request, self._is_sent = request, False
 
     def send_request(self) -> None:
-        """Sends the newest request, once; starts the service if it is not running, unless it has died too often."""
+        """Sends the newest request once; starts the service first if it is not running and has not died too often."""
         if self._command is None or self._request is None or self._is_sent:
             return
         if COMPILE_SERVICE not in self._children:
@@ -335,7 +338,7 @@ class CompileClient:
         return None if isinstance(answer, Alive) else answer
 
     def is_compiled(self, worker: Worker) -> bool:
-        """Returns whether the programs are compiled for the loss of a process of a worker, on top of those lost."""
+        """Returns whether programs are compiled for the case that one more process is lost, one of this worker."""
         if self._request is None:
             return False
         failed, num_ranks, cut, _ = self._request
@@ -346,11 +349,11 @@ class CompileClient:
 
     @property
     def has_ended(self) -> bool:
-        """Returns whether the service has died too often to be started again."""
+        """Whether the service has died too often to be started again."""
         return self._num_starts == _MAX_STARTS and COMPILE_SERVICE not in self._children
 
     def kill_if_silent(self) -> bool:
-        """Kills the service if it has been silent for too long, and returns whether it was; its death follows."""
+        """Kills the service if it has been silent for too long; returns whether it was. ``died`` follows."""
         if self._due is None or self._clock() <= self._due:
             return False
         self._due = None
@@ -358,6 +361,6 @@ class CompileClient:
         return True
 
     def died(self) -> bool:
-        """Lets the next incarnation of the service get the same request; returns False if it has died too often."""
+        """Repeats the request for the next incarnation of the service; returns False if it has died too often."""
         self._due, self._is_sent = None, False
         return self._num_starts < _MAX_STARTS

@@ -1,12 +1,12 @@
-"""The supervisor of a run: runs it to its end, stops it in order, injects faults and keeps what could not be saved.
+"""The supervisor: starts the processes of a run, carries it through failures, and stops it in order.
 
-It is a member of no generation, so any process may die. ``RunSpec`` has what is settled before the run begins, and
-``RunContext`` the objects that the supervisor works with.
+The supervisor is not a member of any generation, so any member may die. ``RunSpec`` has the settings that are fixed
+before the run begins, and ``RunContext`` the objects that the supervisor works with.
 
-Every failure passes through ``_MembershipDriver`` once: the death of a process comes in as an event, and the commands
-of the membership go out to the survivors. All decisions are made in ``swift.elastic.membership``. ``WorkerResults``
-takes what workers report besides: records of iterations, plans, and snapshots to be saved; ``ServiceMonitor`` takes the
-answers of the two services, and ends those that are late. ``_StopPlan`` chooses where a run stops.
+Every failure passes through ``_MembershipDriver``: the death of a process comes in as an event, and commands go out to
+the survivors. The decisions in between are made by ``swift.elastic.membership``. ``WorkerResults`` takes the other
+messages of workers: records of iterations, plans, and snapshots to be saved. ``ServiceMonitor`` takes the answers of
+the two services, and kills a service that is late. ``_StopPlan`` chooses the iteration after which a run stops.
 """
 
 import math
@@ -99,9 +99,9 @@ from swift.mesh.process_group import LOOPBACK
 from swift.topology import worker_names
 
 _DELIVERY_S = 1.0
-"""Time limit for all members to receive a command."""
+"""Upper bound on the time until all members have received a command, in seconds."""
 _NUM_TIMED = 10
-"""Number of iterations whose minimum counts as the duration of one: a single one may have waited for something."""
+"""Number of recent iterations whose fastest counts as the duration of one, since a slow one may have waited."""
 
 _PAUSE_S, _ASLEEP_S = 0.02, 1.0
 _NUM_LOG_LINES = 20
@@ -110,12 +110,12 @@ _DATA_REMEDY = "once the data are repaired"
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """Everything that is settled before the run begins.
+    """Settings of a run that are fixed before it begins.
 
     Attributes:
         processes: all processes of the run.
-        command: function that returns the command that starts a process.
-        logs: directory of the logs; a process has one log for all its incarnations.
+        command: returns the command line that starts a process.
+        logs: directory for logs; all incarnations of a process share one log.
         deadlines: time limits.
         policy: settings of recovery from failures.
         faults: faults to be injected.
@@ -131,21 +131,21 @@ class RunSpec:
     services: Path | str = LOOPBACK
 
     def log(self, name: str) -> Path:
-        """Path of the log of a process."""
+        """Returns the path of a process's log."""
         return self.logs / f"{name.replace(':', '-').replace(' ', '-')}.log"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """The settings and objects of a run that its supervisor works with.
+    """The settings and objects that the supervisor of a run works with.
 
     Attributes:
-        spec: specification of the run.
-        children: processes that the run has started.
+        spec: settings of the run.
+        children: child processes: workers and services.
         checkpoints: client of the checkpoint service.
         programs: client of the compile service.
-        reporter: writer of the record and of the terminal.
-        mend: makes again the directories of the run that somebody has removed, see ``RunFiles``.
+        reporter: writes to the run directory and to the terminal.
+        mend: restores directories of the run that somebody has removed, see ``RunFiles``.
     """
 
     spec: RunSpec
@@ -157,7 +157,7 @@ class RunContext:
 
     @property
     def remedy(self) -> str:
-        """Advice to the user of a run that has stopped."""
+        """Advice to the user once the run has stopped: how to continue it."""
         newest = self.checkpoints.newest
         if newest is None:
             return "there is no checkpoint; start again in another --run-dir"
@@ -165,14 +165,14 @@ class RunContext:
 
 
 class ServiceMonitor:
-    """Takes the answers of the two services, and kills them if they are late.
+    """Handles the answers of the two services, kills them if they are late, and restarts them after their death.
 
     Args:
         context: objects of the run.
 
     Attributes:
         saved: iteration of the last checkpoint.
-        failure: report on the last save that has failed.
+        failure: text on the last failed save, for the user.
     """
 
     def __init__(self, context: RunContext):
@@ -182,7 +182,7 @@ class ServiceMonitor:
         self.failure = ""
 
     def take_checkpoint_answer(self, line: str, membership: Membership) -> Event | None:
-        """Takes an answer of the checkpoint service; returns the event that it means for the membership, if any."""
+        """Handles an answer of the checkpoint service; returns an event for the membership, if there is one."""
         answer = self._context.checkpoints.take_answer(line)
         match answer:
             case Saved(step, seconds, path, facts):
@@ -208,7 +208,7 @@ class ServiceMonitor:
         return None
 
     def take_compile_answer(self, line: str, time: float) -> RecutReady | None:
-        """Takes a message of the compile service, received at ``time``; returns the event that it means, if any."""
+        """Handles a message of the compile service that arrived at ``time``; returns an event, if there is one."""
         answer, written = self._context.programs.take_answer(line, time), self._reporter.written
         if answer is None:
             return None
@@ -226,7 +226,7 @@ class ServiceMonitor:
         return None
 
     def kill_late(self, now: float) -> None:
-        """Kills services that are late, and gives up those that were killed and have not died."""
+        """Kills services that are late, and replaces services that were killed and do not die."""
         written, limits = self._reporter.written, self._context.spec.deadlines
         if self._context.checkpoints.kill_if_late():
             reason = f"did not answer for {limits.saving:g} s"
@@ -268,18 +268,18 @@ class ServiceMonitor:
 
 
 class _StopPlan:
-    """Chooses the last iteration, once for every generation, so that all members can still stop after it."""
+    """Chooses the last iteration of a run that is to stop, such that all members can still stop after it."""
 
     def __init__(self) -> None:
         self._steps_s = deque([_DELIVERY_S], maxlen=_NUM_TIMED)  # durations of the newest iterations
         self._halted = self._last = 0  # newest generation that was halted; its last iteration
 
     def record(self, step_s: float) -> None:
-        """Records the duration of an iteration, in seconds."""
+        """Notes the duration of an iteration, in seconds."""
         self._steps_s.append(step_s)
 
     def halt(self, membership: Membership) -> Halt | None:
-        """Returns the command to the members of a running generation, once for each generation."""
+        """Returns the command that stops the running generation; None if it has been sent, or none is running yet."""
         generation = membership.generation
         if (
             generation is None
@@ -289,19 +289,19 @@ class _StopPlan:
         ):
             return None
         entered = max(status.entered for status in membership.members_of(generation))
-        # So far ahead that no member is beyond it on receipt: all have to finish the same iteration.
+        # All members have to finish the same iteration, so choose one that none can have passed when the command comes.
         self._last = entered + max(1, math.ceil(_DELIVERY_S / max(min(self._steps_s), 1e-3)))
         self._halted = generation.form.number
         return Halt(self._halted, self._last)
 
     def awaited(self, membership: Membership, written: int, saved: int, *, is_busy: bool) -> str:
-        """Describes what a stopping run still waits for; empty once everything that can be saved is saved.
+        """Says what a stopping run still waits for; empty once everything that can be saved is saved.
 
         Args:
             membership: present membership.
             written: last iteration whose record is written.
             saved: iteration of the last checkpoint.
-            is_busy: whether the checkpoint service has something to do.
+            is_busy: whether the checkpoint service has unfinished requests.
         """
         is_saving = is_busy and not membership.is_loading
         if membership.is_done or (self._halted and is_saving):
@@ -315,16 +315,16 @@ class _StopPlan:
 
 
 class WorkerResults:
-    """Checks and passes on the results of workers.
+    """Checks the results of workers, writes their records, and passes their snapshots to the checkpoint service.
 
     Args:
         context: objects of the run.
 
     Attributes:
         last_iteration: chooses the last iteration of a run that is to stop.
-        is_stopping: whether the run is to stop: what is saved from then on is saved in full.
+        is_stopping: whether the run is to stop; later checkpoints then have all experts.
         unreadable: first report of data that cannot be read; from then on no generation runs iterations.
-        missed: newest report of a state of which a part could not be kept.
+        missed: newest report of a snapshot that a member could not store.
     """
 
     def __init__(self, context: RunContext):
@@ -335,7 +335,7 @@ class WorkerResults:
         self.missed: SnapshotMissed | None = None
 
     def take(self, message: WorkerMessage) -> Event | None:
-        """Takes a message of a member of the run; returns the event that it means for the membership, if any.
+        """Handles a message of a worker; returns an event for the membership, if there is one.
 
         Raises:
             RunError: the message ends the run.
@@ -359,7 +359,7 @@ class WorkerResults:
         return None
 
     def check_ended(self) -> None:
-        """Raises RunError if a run has ended because data could not be read, or without a part of its newest state."""
+        """Raises RunError if the run ended because of unreadable data, or could not save its newest state."""
         if self.unreadable is not None and not self.is_stopping:
             raise self._unreadable_error(self.unreadable)
         if self.missed is not None and self.missed.stamp.step > (self._context.checkpoints.newest or 0):
@@ -384,11 +384,15 @@ class WorkerResults:
         raise RunError(f"{values} at iteration {step}: stopped; {self._context.remedy}")
 
     def _take_unreadable(self, message: DataUnreadable) -> Ready:
-        """Has the common state saved as a checkpoint, by a new generation that runs no iteration."""
+        """Starts the end of the run after a data error: one more generation saves the common state, without training.
+
+        Returns:
+            An event that makes the membership form that generation.
+        """
         if self.unreadable is None:
             self.unreadable = message
             self._reporter.note("data_unreadable", self._reporter.written, message.reason, error=message.reason)
-        elif message.number > self.unreadable.number:  # even saving needs the data
+        elif message.number > self.unreadable.number:  # that generation has failed, too: even a save needs the data
             raise self._unreadable_error(message)
         return Ready(message.member, time.monotonic(), message.number)
 
@@ -410,7 +414,7 @@ class _MembershipDriver:
     Attributes:
         membership: present membership.
         services: monitor of the checkpoint service and the compile service.
-        results: results that workers report.
+        results: handler for the results of workers.
     """
 
     def __init__(self, context: RunContext):
@@ -419,7 +423,7 @@ class _MembershipDriver:
         spec = context.spec
         self.membership = Membership.of(spec.processes, spec.deadlines, now, spec.policy)
         self.services, self.results = ServiceMonitor(context), WorkerResults(context)
-        self._coordination: list[CoordinationService] = []  # of the newest generations
+        self._coordination: list[CoordinationService] = []  # of the newest generations, oldest first
         self._held: dict[Process, Member] = {}
 
     def close(self) -> None:
@@ -428,8 +432,9 @@ class _MembershipDriver:
             self._coordination.pop(0).close()
 
     def turn(self) -> None:
-        """Reports all messages, then all deaths; then lets the membership decide, and kills late services."""
+        """Runs one round of the event loop: messages, deaths, the membership's decision, late services."""
         deaths = self._children.deaths()
+        # Collected before the messages but reported after them, so that no message of a dead process is lost.
         for child, line, received in self._children.received(0.0 if deaths else _PAUSE_S):
             self._take(child, line, received)
         for death in deaths:
@@ -446,7 +451,7 @@ class _MembershipDriver:
             self.services.kill_late(now)
 
     def report(self, event: Event | None) -> None:
-        """Reports an event to the membership, and carries out its commands, with everything that follows from them."""
+        """Reports an event to the membership and carries out the commands, repeatedly if these cause further events."""
         events = deque[Event | None]([event])
         while events:
             event, before = events.popleft(), self.membership
@@ -456,7 +461,7 @@ class _MembershipDriver:
                 events.extend([self.carry_out(command) for command in commands])
 
     def take_from_worker(self, line: str, member: Member, received: float) -> None:
-        """Takes a message of a worker, received at this time."""
+        """Handles a worker's line; ignores results of processes that count as dead."""
         message = WORKER_MESSAGES.read(line, member=member, time=received)
         status = self.membership.statuses[member.process]
         is_member = status.member == member and status.is_alive
@@ -467,7 +472,7 @@ class _MembershipDriver:
         """Carries out a command of the membership.
 
         Returns:
-            The event to report in answer, if any.
+            The event that answers the command, if there is one.
 
         Raises:
             RunError: the command ends the run.
@@ -508,7 +513,7 @@ class _MembershipDriver:
         return None
 
     def hold_ready(self) -> None:
-        """Holds ready the process that is to follow each one, which has then imported all that it needs."""
+        """Prespawns the next incarnation of every live process, so that a restart need not wait for its imports."""
         spec = self._context.spec
         for process, status in self.membership.statuses.items():
             after = Member(process, status.member.incarnation + 1)
@@ -524,12 +529,12 @@ class _MembershipDriver:
 
     @property
     def _processes(self) -> list[Process]:
-        """Processes of the newest generation."""
+        """Processes of the newest generation, which must exist."""
         assert self.membership.generation is not None
         return [member.process for member in self.membership.generation.form.members]
 
     def _take(self, child: object, line: str, received: float) -> None:
-        """Takes a line of any child."""
+        """Passes a line to the handler for its sender: a worker, a service, or the nodes."""
         if isinstance(child, Member):
             self.take_from_worker(line, child, received)
         elif child == CHECKPOINT_SERVICE:
@@ -542,7 +547,7 @@ class _MembershipDriver:
             self.report(self.services.take_compile_answer(line, received))
 
     def _list_checkpoints(self) -> CheckpointsListed:
-        # A process aborts if a service to which it is connected ends; by now all have left the earlier services.
+        # JAX aborts a process whose coordination service ends. By now all members have left the earlier services.
         while len(self._coordination) > 1:
             self._coordination.pop(0).close()
         checkpoints = self._context.checkpoints
@@ -579,7 +584,7 @@ class _MembershipDriver:
 
 
 class Supervisor:
-    """Runs the processes of a run; a context manager that leaves none behind.
+    """Runs a run from start to end; a context manager that leaves no process behind.
 
     Args:
         context: objects of the run.
@@ -601,7 +606,7 @@ class Supervisor:
         statuses = [status for status in self._driver.membership.statuses.values() if status.member in children]
         members = [status.member for status in statuses]
         for status in statuses:
-            if status.state is ProcessState.STARTING:  # it imports JAX, reads no commands, and has nothing to keep
+            if status.state is ProcessState.STARTING:  # still importing JAX: it reads no command, and has no state
                 children.signal(status.member, signal.SIGKILL)
         self._driver.send(members, Stop())
         children.wait_for(members)
@@ -631,41 +636,41 @@ class Supervisor:
         self._driver.results.check_ended()
 
     def keep_unsaved(self) -> str | None:
-        """Has the checkpoint service keep a state whose save has failed elsewhere, at the end of the run.
+        """Saves the newest state outside the run directory, at the end of a run that could not save it there.
 
         Returns:
-            A line on its location; None if nothing is unsaved, or the run directory belongs to another run.
+            A line on the location; None if nothing is unsaved, or the run directory belongs to another run.
         """
         checkpoints, services = self._context.checkpoints, self._driver.services
         try:
             self._reporter.check()
         except RunError:
-            return None  # the service would clean up in a directory whose new owner knows nothing of this state
+            return None  # the checkpoint service would clean up in a directory that another run now owns
         if checkpoints.unsaved is None:
             return None
         checkpoints.save_fallback()
-        limit_s = 2 * self._spec.deadlines.saving  # for a service that cannot be killed
+        limit_s = 2 * self._spec.deadlines.saving  # ends the wait also for a service that cannot be killed
         deadline = min(time.monotonic() + limit_s, self._stop_by)
         while checkpoints.is_busy and time.monotonic() < deadline:
             deaths = self._context.children.deaths()
             if any(death.child == CHECKPOINT_SERVICE and not checkpoints.died() for death in deaths):
                 break
             for child, line, _ in self._context.children.received(_PAUSE_S):
-                with suppress(OSError, RunError):  # the disk may not take the events either
+                with suppress(OSError, RunError):  # the disk that failed may not take the log lines either
                     if child == CHECKPOINT_SERVICE:
                         services.take_checkpoint_answer(line, self._driver.membership)
             checkpoints.kill_if_late()
         return services.failure
 
     def _turn(self) -> None:
-        """Handles everything that has happened since the last turn."""
+        """Runs one round of the event loop: everything that has happened since the last turn, faults, and restarts."""
         try:
             self._reporter.check()
         except RunError:
-            # It must not write into a directory that belongs to another run.
+            # The service must not write into a directory that now belongs to another run.
             self._context.children.signal(CHECKPOINT_SERVICE, signal.SIGKILL)
             raise
-        self._reporter.raise_failed()  # a save waits for its record
+        self._reporter.raise_failed()  # a save waits for its record: if that cannot be written, it would wait forever
         if (text := self._mender.news()) is not None:
             self._reporter.note("directories", self._reporter.written, text, reason=text)
         self._driver.turn()
@@ -674,8 +679,9 @@ class Supervisor:
         for fault in self._spec.faults.due(newest, lambda process: self._context.programs.is_compiled(process.worker)):
             self._inject(fault)
         self._restart_dead(newest)
+        # During a recovery the members need the CPU cores: compile and prespawn only afterwards.
         if self._driver.membership.generation is not None and not self._driver.membership.is_recovering:
-            self._context.programs.send_request()  # members that recover need the cores more
+            self._context.programs.send_request()
             if self._spec.policy.recovery == "restart":
                 self._driver.hold_ready()
         self._reporter.show(self._driver.membership)
@@ -695,7 +701,7 @@ class Supervisor:
             self._context.children.signal(member, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
     def _report_skipped_faults(self) -> None:
-        """Notes the faults that have waited for programs to the end, and why."""
+        """Reports the faults that waited for compiled programs until the end of the run, and why these never came."""
         membership = self._driver.membership
         for fault in self._spec.faults.still_waiting(self._reporter.written):
             if membership.lost_without([*membership.dead, fault.process]):
@@ -711,7 +717,11 @@ class Supervisor:
         self._reporter.note("fault_skipped", self._reporter.written, text, fault=str(fault), reason=reason)
 
     def _restart_dead(self, newest: int) -> None:
-        """Has dead processes restarted, except those that fault injection keeps down after the ``newest`` iteration."""
+        """Lets the membership restart dead processes, except the ones that fault injection keeps down.
+
+        Args:
+            newest: newest iteration that any process has finished.
+        """
         generation = self._driver.membership.generation
         continues = self._spec.policy.recovery == "live" or (generation is not None and generation.is_live)
         if self._driver.results.is_stopping and continues:
@@ -723,7 +733,7 @@ class Supervisor:
             self._driver.report(MayRestart(time.monotonic(), away, held_down))
 
     def _stop_in_order(self) -> None:
-        """Has the last iteration saved as a checkpoint, within the time limit of a stop."""
+        """Stops all members after the same iteration and saves it as a checkpoint, within ``Deadlines.stopping``."""
         limit_s, reported = self._spec.deadlines.stopping, ""
         checkpoints, services, results = self._context.checkpoints, self._driver.services, self._driver.results
         self._stop_by, results.is_stopping = time.monotonic() + limit_s, True
@@ -739,7 +749,7 @@ class Supervisor:
                 unsaved = f"stopped without saving iteration {self._reporter.written}"
                 raise RunError(f"{text}: {unsaved}; {self._context.remedy}")
             if self._driver.membership.is_done and checkpoints.unsaved is not None and left_s < limit_s / 2:
-                return  # the rest of the time is for keeping it elsewhere
+                return  # leaves the rest of the time for ``keep_unsaved``
             if awaited != reported:
                 self._reporter.show_line(f"stopping: waiting for {awaited}")
                 reported = awaited
@@ -747,7 +757,7 @@ class Supervisor:
             self._halt()
 
     def _halt(self) -> None:
-        """Has members run no further than one last iteration, unless everything is saved."""
+        """Tells the members to stop after one last iteration, unless everything is saved already."""
         membership, results = self._driver.membership, self._driver.results
         if self._reporter.written > self._driver.services.saved and (halt := results.last_iteration.halt(membership)):
             assert membership.generation is not None

@@ -18,7 +18,7 @@ from swift.topology import Topology, Worker
 
 
 class Process(NamedTuple):
-    """A process of a run, identified across restarts: a whole worker, or one expert rank of a worker.
+    """A process of a run, identified across restarts: a whole worker, or one of its expert ranks.
 
     Attributes:
         worker: (pipeline, stage).
@@ -40,7 +40,7 @@ class Member(NamedTuple):
 
 
 class StateId(NamedTuple):
-    """Stamp of a training state: two copies of a stage's state with the same stamp are equal, bit for bit.
+    """Stamp of a training state: copies of a stage with the same stamp are equal, bit for bit.
 
     The iteration alone would not identify a state. After a failure an iteration may be re-run by other members, who add
     floating-point numbers in another order and so get another result. A generation always resumes from a state of an
@@ -56,7 +56,7 @@ class StateId(NamedTuple):
 
 
 class ShardLayout(NamedTuple):
-    """Sharding of an elastic run's state: one slice per rank, where the number of ranks may change.
+    """The sharding of an elastic run's state: one slice per rank, where the number of ranks may change.
 
     Attributes:
         processes: owners of the slices, in rank order.

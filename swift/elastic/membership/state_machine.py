@@ -101,7 +101,7 @@ class Membership(RunStatus):
     def of(
         cls, processes: Sequence[Process], deadlines: Deadlines, time: float, policy: RecoveryPolicy | None = None
     ) -> Self:
-        """Returns the membership of a run before any of its processes has been started."""
+        """Returns the membership of a run before any process is started."""
         statuses = {process: ProcessStatus(Member(process, -1)) for process in processes}
         policy = policy or RecoveryPolicy()
         return cls(tuple(processes), deadlines, statuses, time, policy, moves=BlockMoves(policy.move_rule))
@@ -109,8 +109,8 @@ class Membership(RunStatus):
     def on(self, event: Event) -> tuple[Self, Commands]:
         """Returns the membership after an event, and the commands to carry out.
 
-        Only a ``Tick`` changes the generation. Other events are recorded; the only decisions that they trigger at once
-        are to continue a transition, to kill a process that should not exist, and to stop the run.
+        Only a ``Tick`` forms another generation. Other events are recorded; some also give commands at once, such as to
+        connect, to restart processes, to kill a process that should not exist, or to stop the run.
         """
         match event:
             case Tick(time):
@@ -148,7 +148,8 @@ class Membership(RunStatus):
     def _after_tick(self, time: float) -> tuple[Self, Commands]:
         if time < self.paused_until:
             return self, ()
-        # Members cannot progress while a checkpoint loads, so that time must not count against their deadlines.
+        # While a state is loaded, or once all iterations are done, members have nothing to finish: that time must not
+        # count against their deadlines.
         return (self.with_clock_reset(time) if self.is_waiting else self)._decide(time)
 
     def _decide(self, time: float) -> tuple[Self, Commands]:
@@ -650,7 +651,7 @@ class _Slices:
     known_slices: FoundSlices
 
     def layout_of(self, stamp: StateId) -> ShardLayout | None:
-        """Returns the layout of a state; None for a state of another run."""
+        """Returns the layout of a state; None if another run computed it."""
         return next((layout for layout in reversed(self.layouts) if stamp.generation in layout.generations), None)
 
     def missing(self, stamp: StateId) -> tuple[Process, ...]:

@@ -50,7 +50,7 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """Status of a process and of its newest incarnation.
+    """Status of a process and its newest incarnation.
 
     Attributes:
         member: newest incarnation; number -1 if the process was never started.
@@ -151,7 +151,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class BlockMoves:
-    """Moves of blocks to survivors of failures: the cuts that were found and used, and whether a move pays.
+    """Tracks moves of blocks to survivors: the cuts that were found and used, and whether a move pays.
 
     Attributes:
         rule: decides whether a move pays; None: blocks never move.
@@ -385,5 +385,5 @@ class RunStatus:
         return generation.form.after is not None and any(running)
 
     def with_statuses(self, *statuses: ProcessStatus) -> Self:
-        """Returns the run with these statuses in place of the earlier statuses of the same processes."""
+        """Replaces the statuses of these processes."""
         return replace(self, statuses={**self.statuses, **{status.member.process: status for status in statuses}})

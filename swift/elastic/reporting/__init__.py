@@ -1,5 +1,5 @@
-"""Reports of a run of several processes.
+"""Reports on an elastic run: events, recovery times and goodput.
 
-``journal`` makes notes of its events and times its recoveries, ``goodput`` counts its time by cause, and ``reporter``
-writes both to the run directory and to the terminal.
+``journal`` turns events into log entries and times recoveries, ``goodput`` accounts for the time of a run by cause, and
+``reporter`` writes both to the run directory and to the terminal.
 """

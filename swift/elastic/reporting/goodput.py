@@ -1,6 +1,6 @@
-"""Goodput of a run: every moment is counted once, as useful or by the cause of its loss.
+"""Goodput accounting: every moment of a run is counted once, as useful or by the cause of its loss.
 
-There is no clock here: times are in seconds of any clock, and a time before the last one counts as equal to it.
+There is no clock here: times are in seconds of any clock, and a time before the previous one counts as equal to it.
 """
 
 from collections import deque
@@ -8,18 +8,19 @@ from enum import StrEnum
 from statistics import median
 
 CAUSES = ("startup", "useful", "detection", "reconfiguration", "rerun", "waiting")
-"""Causes of time spent.
+"""Causes that the time of a run is attributed to.
 
-startup: until the first generation goes live. useful: iterations, each of them once.
-detection: a member is dead or stuck, and that is not known yet.
-reconfiguration: from then until the next generation goes live, or from the last iteration before joiners are admitted;
-    and the additional duration of a generation's first iteration.
-rerun: finished iterations that are run again, and the time in an iteration that a death interrupted.
-waiting: a stage has no process.
+startup: until the first generation goes live.
+useful: iterations, each counted once.
+detection: a member is dead or stuck, but that is not known yet.
+reconfiguration: from the detection, or from the last iteration before joiners are admitted, until the next generation
+    goes live; and the additional duration of its first iteration.
+rerun: iterations that are run again, and the time in an iteration that a death interrupted.
+waiting: some stage has no process.
 """
 
 _NUM_USUAL = 50
-"""Number of the latest iterations, or windows, whose median is the usual duration."""
+"""Number of latest windows whose median time per iteration counts as the usual duration."""
 
 
 class _Phase(StrEnum):
@@ -30,37 +31,37 @@ class _Phase(StrEnum):
 
 
 class Goodput:
-    """The time of a run so far, by cause.
+    """Accounts for the time of a run so far, by cause.
 
-    An iteration counts when the first member has finished it.
+    An iteration counts as finished when the first member has finished it.
 
     Args:
         time: when the run begins, in seconds.
 
     Attributes:
         newest: newest iteration that any member has ever finished.
-        rerun_steps: number of iterations run again.
+        rerun_steps: number of iterations that were run again.
     """
 
     def __init__(self, time: float):
         self._spent = dict.fromkeys(CAUSES, 0.0)
-        self._mark, self._phase = time, _Phase.STARTING  # all time before the mark is in ``_spent``
+        self._mark, self._phase = time, _Phase.STARTING  # time before the mark is in ``_spent`` or ``_interrupted_s``
         self._usual_s = deque[float](maxlen=_NUM_USUAL)
-        self._done: int | None = 0  # newest iteration of this generation; None: its first one is not known yet
-        self._before = 0  # newest iteration of the generations before
-        self._last: int | None = None  # iteration after which this generation ends, because joiners wait
-        self._is_first = False  # whether this generation is not the first, and has finished no iteration yet
-        self._recorded = 0  # newest iteration with a record, though no member may have reported that it finished it
+        self._done: int | None = 0  # newest iteration of this generation; None: its start is not known yet
+        self._before = 0  # newest iteration of all earlier generations; up to this one, iterations are reruns
+        self._last: int | None = None  # iteration after which this generation ends to admit joiners
+        self._is_first = False  # whether this is a later generation that has not finished an iteration yet
+        self._recorded = 0  # newest iteration with a record; no member may have reported that it is finished
         self._interrupted_s = 0.0  # time spent on an iteration that a death seems to have interrupted
         self.newest = self.rerun_steps = 0
 
     @property
     def has_begun(self) -> bool:
-        """Returns whether any member has finished an iteration, or one has a record."""
+        """Whether any iteration is finished, as reported by a member or by its record."""
         return max(self.newest, self._recorded) > 0
 
     def go_live(self, step: int | None, time: float) -> None:
-        """Begins a generation that goes live after iteration ``step``; None: before the first one reported."""
+        """Begins a live generation that resumes after iteration ``step``; None: the first heartbeat will tell."""
         self._close(time)
         self._spent["rerun"] += self._interrupted_s
         self._interrupted_s, self._last, self._recorded = 0.0, None, 0
@@ -68,7 +69,7 @@ class Goodput:
         self._phase, self._done, self._before = _Phase.RUNNING, step, self.newest
 
     def finish(self, step: int, time: float) -> None:
-        """Counts the iterations up to ``step``, which a member of the newest live generation has finished."""
+        """Counts the iterations up to ``step``, once a member of the newest live generation has finished them."""
         self.newest = max(self.newest, step)
         if self._done is None:
             self._done = step
@@ -85,13 +86,13 @@ class Goodput:
             self._phase = _Phase.CHANGING
 
     def record(self, step: int) -> None:
-        """Notes the record of an iteration; the member that finished it may die before it reports that."""
+        """Notes that an iteration has a record: its member may die before a heartbeat reports that it is finished."""
         self._recorded = max(self._recorded, step)
         if self._phase is _Phase.CHANGING:
             self.finish(step, self._mark)
 
     def fail(self, failed: float, known: float, time: float) -> None:
-        """Ends the useful time of a generation of which a member cannot continue.
+        """Ends the useful time of a generation because a member cannot continue.
 
         Args:
             failed: time of the failure, in seconds.
@@ -123,26 +124,33 @@ class Goodput:
             self._phase = _Phase.CHANGING
 
     def wait(self, time: float) -> None:
-        """Begins to wait: the generation ends because a stage is lost."""
+        """Begins waiting time: the generation ends because a stage is lost."""
         if self._phase is not _Phase.STARTING:
             self._close(time)
             self._phase = _Phase.WAITING
 
     def seconds(self, time: float) -> dict[str, float]:
-        """Returns the time until now for each of ``CAUSES``, in seconds."""
+        """Returns the seconds spent until ``time``, for each of ``CAUSES``."""
         spent = dict(self._spent)
         spent["rerun"] += self._interrupted_s
         spent[self._cause_of_now()] += max(time - self._mark, 0.0)
         return spent
 
     def _close(self, time: float) -> None:
-        """Counts the time between two generations, or before the first. Members of an ending one do no more work."""
+        """Counts the time since the mark, between two generations or before the first.
+
+        If a generation was still running it counts as reconfiguration, since members of an ending generation do no
+        useful work.
+        """
         cause = "reconfiguration" if self._phase is _Phase.RUNNING else self._phase.value
         self._spent[cause] += max(time - self._mark, 0.0)
         self._mark = max(time, self._mark)
 
     def _spend_on(self, count: int, time: float) -> float:
-        """Returns the usual share, in seconds, of the time that just-finished iterations took up to ``time``."""
+        """Counts the time that just-finished iterations took, and returns the usual share of it, in seconds.
+
+        The first iterations of a later generation take longer than usual; the excess counts as reconfiguration.
+        """
         spent_s, self._mark = max(time - self._mark, 0.0), max(time, self._mark)
         if not self._is_first:
             self._usual_s.append(spent_s / count)

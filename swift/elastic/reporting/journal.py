@@ -1,10 +1,10 @@
-"""Journal of a run's processes: notes for the record and the terminal on what happens, and how long it takes.
+"""The journal of an elastic run: turns membership events into log entries and terminal lines, and times recoveries.
 
-The supervisor reports each event that it gives to ``Membership.on``, with its outcome. There is no clock and no I/O
-here: all times are in seconds of the one clock of the events.
+The supervisor reports each event that it gives to ``Membership.on``, with the outcome. There is no clock and no I/O
+here: all times are in seconds, of the clock that the events use.
 
-A transition leads from one generation to the next, to recover from failures or to admit joiners; it is timed phase by
-phase. Lines for the terminal are short, one for each event.
+A transition leads from one generation to the next, to recover from failures, to admit joiners or to move blocks. It is
+timed phase by phase. Terminal lines are short, one per event.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,15 +45,15 @@ from swift.elastic.reporting.goodput import CAUSES, Goodput
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 
 _BEFORE_LIVE = ("leave", "connect", "load_program")
-"""``PHASES`` that precede a member's ``Formed``."""
+"""The ``PHASES`` of a member before it sends ``Formed``."""
 
 
 class Failure(NamedTuple):
-    """The failure of a member.
+    """When a member failed, and when that was detected.
 
     Attributes:
         since: time of the failure, in seconds: the member was killed, sent its last message, or got stuck.
-        known: time of its detection, in seconds.
+        known: time of the detection, in seconds.
         is_one_of_all: whether all members are killed together.
     """
 
@@ -63,7 +63,10 @@ class Failure(NamedTuple):
 
 
 def _failure_of(member: Member, time: float, membership: Membership) -> Failure:
-    """Returns the failure of a member that ``membership`` has killed because it was silent or late."""
+    """Returns when a member failed that is killed because it was silent or late.
+
+    A silent member failed when it sent its last message; a late one when its generation last made progress.
+    """
     status, generation = membership.statuses[member.process], membership.generation
     is_silent = status.state is ProcessState.STARTING or time - status.seen > membership.deadlines.heartbeat
     return Failure(status.seen if is_silent or generation is None else generation.since, time)
@@ -71,14 +74,14 @@ def _failure_of(member: Member, time: float, membership: Membership) -> Failure:
 
 @dataclass(frozen=True)
 class _Transition:
-    """The time from the end of one generation to the first iteration of another; all times are in seconds.
+    """The transition from one generation's end to the next one's first iteration; all times are in seconds.
 
     Attributes:
         since: time of the first failure, or of the admission of joiners.
-        failed: failed processes; empty if others only join.
-        known: time up to which every failure is known, or counted as undetected.
-        detection_s: duration for which a failure was undetected.
-        live_at: time at which the next generation went live; None before.
+        failed: failed processes; empty if processes only join.
+        known: newest detection of a failure so far; undetected time before it is in ``detection_s`` already.
+        detection_s: total time for which some failure was undetected.
+        live_at: time when the next generation went live; None before.
         newest: newest iteration that any member had finished by then.
         is_recut: whether nobody joins, and members take over blocks.
     """
@@ -92,7 +95,7 @@ class _Transition:
     is_recut: bool = False
 
     def after_failure(self, process: Process, failure: Failure) -> "_Transition":
-        """Returns the same with one more failure; time in which two are undetected counts once."""
+        """Adds a failure; time in which two failures are undetected counts only once."""
         failed, known = failure.since, failure.known
         undetected_s = max(0.0, min(known, self.since) - failed) + max(0.0, known - max(failed, self.known))
         return replace(
@@ -105,10 +108,10 @@ class _Transition:
         )
 
     def durations(self, phase_times: Mapping[str, float], time: float) -> dict[str, float | None]:
-        """Returns the duration until ``time``, and of each phase; None for a phase that no member has reported.
+        """Returns the duration of the transition and each phase; None for a phase that no member has reported.
 
         Args:
-            phase_times: longest duration that a member of the generation has reported, by phase.
+            phase_times: for each phase, the longest duration that a member of the generation has reported.
             time: when all members have finished the first iteration.
         """
         assert self.live_at is not None
@@ -117,6 +120,7 @@ class _Transition:
         intervals = {f"{kind}_s": time - self.since}
         if self.failed:
             intervals["detection_s"] = self.detection_s
+        # Coordination is the rest: time until the generation went live that neither detection nor a phase explains.
         intervals["coordination_s"] = self.live_at - self.since - explained_s
         phases = {f"{phase}_s": phase_times.get(phase) for phase in PHASES}
         return {name: round(max(seconds, 0.0), 4) for name, seconds in intervals.items()} | phases
@@ -126,11 +130,11 @@ def _recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[
     """Summarizes the durations of recoveries.
 
     Args:
-        recoveries: ``durations`` of each recovery.
+        recoveries: the ``durations`` of each recovery.
 
     Returns:
-        ``recovery_median_s`` and ``recovery_max_s``, None if there was none; and ``recovery_phases``, ``median_s`` and
-        ``max_s`` of each phase that was reported, by name.
+        ``recovery_median_s`` and ``recovery_max_s``, None if there was no recovery; and ``recovery_phases``, which has
+        ``median_s`` and ``max_s`` for each phase that was reported, by name.
     """
 
     def reported(phase: str) -> list[float]:
@@ -148,13 +152,13 @@ def _recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[
 
 
 class JournalEntry(NamedTuple):
-    """An event of the record.
+    """An entry for ``events.jsonl``, with its line for the terminal.
 
     Attributes:
-        event: its name in ``events.jsonl``.
+        event: name of the event in ``events.jsonl``.
         step: last iteration that all members had finished.
-        fields: its other fields, JSON; never ``time``, ``event`` or ``step``.
-        text: line for the terminal; None if it is not shown.
+        fields: other fields, JSON; never ``time``, ``event`` or ``step``.
+        text: line for the terminal; None if the event is not shown.
     """
 
     event: str
@@ -164,7 +168,7 @@ class JournalEntry(NamedTuple):
 
 
 class Journal:
-    """Makes notes of the events of a run.
+    """Turns the events of a run into journal entries, and sums up its time and its recoveries.
 
     Args:
         time: when the run begins, in seconds.
@@ -175,10 +179,10 @@ class Journal:
         self._injected_at: dict[Process, float] = {}  # times of injected kills
         self._failures: dict[Member, Failure] = {}
         self._running: tuple[Member, ...] = ()  # members of the newest live generation
-        self._base: int | None = None  # iteration after which it resumed; None: not known yet
+        self._base: int | None = None  # iteration that this generation resumed from; None: not known yet
         self._step = 0
-        self._transition: _Transition | None = None  # the one that led to it, or will lead to the next one
-        self._admission: _Transition | None = None  # the one to the next generation, while it still runs
+        self._transition: _Transition | None = None  # the one that led to this generation, or will lead to the next
+        self._admission: _Transition | None = None  # the one to the next generation, while this one still runs
         self._announced: set[Member] = set()
         self._rejoined: tuple[Process, ...] = ()
         self._phase_times: dict[tuple[int, str], float] = {}
@@ -187,7 +191,7 @@ class Journal:
         self._num_deaths = self._num_rejoins = self._num_recuts = 0
 
     def kill_injected(self, process: Process, time: float) -> list[JournalEntry]:
-        """Notes that fault injection kills a process at this time."""
+        """Returns the entry for a kill by fault injection, and notes its time as that of the failure."""
         self._injected_at[process] = time
         return [
             self._note(
@@ -196,13 +200,20 @@ class Journal:
         ]
 
     def record(self, step: int) -> None:
-        """Notes the record of an iteration; the member that finished it may die before a heartbeat says so."""
+        """Notes that an iteration has a record: its member may die before a heartbeat reports that it is finished."""
         self._goodput.record(step)
 
     def on(
         self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]
     ) -> list[JournalEntry]:
-        """Notes an event, which turned the membership ``before`` into that ``after`` and gave ``commands``."""
+        """Returns the entries for an event, and for the ``commands`` that it gave.
+
+        Args:
+            event: event that was reported to the membership.
+            before: membership before the event.
+            after: membership after the event.
+            commands: commands that the membership returned.
+        """
         notes = self._on_event(event, before, after)
         for command in commands:
             notes += self._on_command(command, event.time, before, after)
@@ -211,13 +222,13 @@ class Journal:
         return notes
 
     def goodput(self, time: float) -> dict[str, Any]:
-        """Breaks down the time of the run until now.
+        """Returns the time of the run until now by cause, with figures on recoveries.
 
         Returns:
             ``total_s``, the sum of ``startup_s``, ``useful_s``, ``detection_s``, ``reconfiguration_s``, ``rerun_s`` and
-            ``waiting_s``, see ``swift.elastic.reporting.goodput.CAUSES``; ``goodput``, the useful share of it;
-            ``rerun_steps``, number of iterations run again; ``num_deaths``, ``num_recoveries``, ``num_rejoins``,
-            ``num_recuts``; and the figures of ``_recovery_figures``.
+            ``waiting_s``, see ``swift.elastic.reporting.goodput.CAUSES``; ``goodput``, the useful share of the total;
+            ``rerun_steps``, the number of iterations that were run again; ``num_deaths``, ``num_recoveries``,
+            ``num_rejoins``, ``num_recuts``; and the figures of ``_recovery_figures``.
         """
         spent = self._goodput.seconds(time)
         total_s = sum(spent.values())
@@ -279,7 +290,7 @@ class Journal:
         return [self._note("process_died", None if failure.is_one_of_all else text, **fields, detection_s=detection_s)]
 
     def _fail(self, member: Member, failure: Failure, time: float) -> None:
-        """Turns the current transition into a recovery; awaited joiners become members of the next generation."""
+        """Adds a failure to the transition, which becomes a recovery even if it began as an admission of joiners."""
         self._goodput.fail(failure.since, failure.known, time)
         transition = self._transition
         if transition is None or not transition.failed:
@@ -287,7 +298,7 @@ class Journal:
         self._transition = transition.after_failure(member.process, failure)
 
     def _on_heartbeat(self, beat: Heartbeat, after: Membership) -> list[JournalEntry]:
-        """Notes progress of the newest live generation; heartbeats before its first iteration report none."""
+        """Notes the progress of the newest live generation; ends the transition once all have done an iteration."""
         if beat.number != after.last_live or not beat.entered:
             return []
         if self._base is None:
@@ -303,7 +314,7 @@ class Journal:
         return [self._end_transition(transition, self._base, beat)]
 
     def _end_transition(self, transition: _Transition, base: int, beat: Heartbeat) -> JournalEntry:
-        """Notes that all members have finished the first iteration of a generation."""
+        """Returns the entry for a completed transition: all members have finished an iteration of the generation."""
         times = {phase: seconds for (number, phase), seconds in self._phase_times.items() if number == beat.number}
         durations = transition.durations(times, beat.time)
         fields: dict[str, Any] = {
@@ -341,7 +352,7 @@ class Journal:
             case ActivateGeneration():
                 return [self._on_go_live(command, time, after)]
             case Kill(member, reason):
-                # A line left in the pipe of a dead process is received after its death: then no process is killed.
+                # The last line of a dead process may be received after its death; the kill that follows hits nobody.
                 if not _is_to_die(member, after):
                     return []
                 self._failures[member] = _failure_of(member, time, before)
@@ -405,13 +416,13 @@ def _is_to_die(member: Member, membership: Membership) -> bool:
 def _transition_text(
     transition: _Transition, rejoined: Sequence[Process], cut: ChunkAssignment, fields: Mapping[str, Any]
 ) -> str:
-    """Formats a line on a generation that has finished its first iteration.
+    """Formats a line on a completed transition.
 
     Args:
-        transition: transition that led to it.
-        rejoined: processes that were not in the generation before.
-        cut: workers that hold each block there; False: as in the run.
-        fields: fields of its note.
+        transition: the transition.
+        rejoined: processes that were not in the previous generation.
+        cut: workers that hold each block in the new generation; falsy: the run's own cut.
+        fields: fields of the journal entry.
     """
     again = f", {_count(fields['rerun_steps'], 'iteration')} again" if fields["rerun_steps"] else ""
     if transition.failed:
@@ -443,7 +454,7 @@ def _rejoin_text(processes: Sequence[Process], after: int | None) -> str:
 
 
 def _stage_lost_text(stages: Sequence[int], *, is_one_cut: bool) -> str:
-    """Formats a line on stages, or on layers where pipelines are cut differently, that no process serves any longer.
+    """Formats a line on lost stages; if pipelines cut the layers differently, on lost layers of these stages.
 
     >>> _stage_lost_text([1], is_one_cut=True)
     'stage 1 has no live process; waiting for one to rejoin'
@@ -457,7 +468,7 @@ def _stage_lost_text(stages: Sequence[int], *, is_one_cut: bool) -> str:
 
 
 def _continue_text(num_left: int, num_processes: int) -> str:
-    """Formats a clause on the number of processes that continue.
+    """Formats a clause on how many processes continue.
 
     >>> _continue_text(3, 4), _continue_text(1, 2)
     ('3 of 4 continue', '1 of 2 continues')
@@ -468,14 +479,14 @@ def _continue_text(num_left: int, num_processes: int) -> str:
 def _live_text(
     num_members: int, num_processes: int, after: int | None, *, is_first: bool, has_begun: bool = True
 ) -> str | None:
-    """Formats a line on a generation that goes live; None if the line on its first iteration says more.
+    """Formats a line on a generation that goes live; None if the later line on its first iteration suffices.
 
     Args:
-        num_members: number of its members.
+        num_members: number of members of the generation.
         num_processes: number of processes of the run.
-        after: iteration after which it continues with a state of its members; None: they have none.
-        is_first: whether it is the first one.
-        has_begun: whether the run has done any iteration, or begun with a state that was loaded.
+        after: iteration from which it resumes with a state of its members; None: they have no common state.
+        is_first: whether it is the first generation.
+        has_begun: whether the run has done any iteration, or begun with a loaded state.
 
     >>> _live_text(4, 4, None, is_first=True), _live_text(3, 4, 20, is_first=True)
     ('running with 4 processes', 'running with 3 of 4 processes after iteration 20')
@@ -494,7 +505,7 @@ def _live_text(
 
 
 def reshard_text(num_ranks: int, num_before: int, after: int) -> str:
-    """Formats a line on a state that was resharded.
+    """Formats a line on a resharded state.
 
     >>> reshard_text(3, 4, 17), reshard_text(4, 4, 17)
     ('resumed after iteration 17 on 3 ranks instead of 4', 'resumed after iteration 17 with 4 ranks')

@@ -1,7 +1,8 @@
-"""Reports of a run of several processes to its directory and to the terminal.
+"""Writes the reports on an elastic run to its directory and to the terminal.
 
-``Reporter`` writes what the journal notes. ``Display`` shows events, progress and, on a terminal, every process.
-Callers send heartbeats and must not wait for a file system, so all writes are ``BackgroundCalls`` of one thread.
+``Reporter`` writes the entries of the journal. ``Display`` shows events, progress and, on a terminal, every process.
+The calling thread sends heartbeats and must not wait for a file system, so one thread does all writes, by
+``BackgroundCalls``.
 """
 
 import time
@@ -27,18 +28,18 @@ _MAX_REDRAWS_PER_S, _MAX_WAITING = 4, 10_000
 
 
 class Display:
-    """A run's events and progress on stderr, so that stdout stays clean; a context manager.
+    """Shows a run's events and progress on stderr, so that stdout stays clean; a context manager.
 
-    Under the lines of the events, a terminal shows a bar, the newest iteration and a table of all processes, redrawn in
-    place. Elsewhere a plain line is printed after the first iteration and about every 10 % of them. The terminal is
-    restored however the block is left.
+    On a terminal, a progress bar, the newest iteration and a table of all processes are redrawn in place below the
+    lines of the events. Elsewhere a plain line is printed after the first iteration and about every 10 % of them. The
+    terminal is restored however the ``with`` block is left.
 
     Args:
         title: name of the run.
         num_steps: last step of the run.
-        time: when the run began, in seconds of the clock of all later calls.
+        time: when the run began, in seconds; later calls must use the same clock.
         console: console to write to; stderr by default.
-        log_every: iterations between two plain lines, which a terminal then gets, too; None: see above.
+        log_every: iterations between two plain lines, then also on a terminal; None: see above.
     """
 
     def __init__(
@@ -63,15 +64,15 @@ class Display:
         self._terminal.__exit__(kind, error, traceback)
 
     def note(self, text: str, time: float) -> None:
-        """Prints permanent lines on an event at ``time``, after the seconds since the start."""
+        """Prints permanent lines on an event, with the seconds from the start of the run to ``time``."""
         self._terminal.print(f"{time - self._start:7.1f} s  {text}")
 
     def update(self, membership: Membership, time: float) -> None:
-        """Shows the processes as they are at ``time``; cheap enough to call after every change."""
+        """Shows the states of the processes at ``time``; cheap enough to call after every change."""
         self._membership, self._now = membership, time
 
     def record(self, metrics: Mapping[str, Any]) -> None:
-        """Shows the newest step, timed by the last ``update``.
+        """Shows the metrics of the newest step, timed by the last ``update``.
 
         Args:
             metrics: record as in ``metrics.jsonl``; a step may be repeated after a failure.
@@ -85,11 +86,11 @@ class Display:
             self.note("  ".join(filter(None, (counter, *self._values(), self._timer.left()))), self._now)
 
     def saved(self, newest: int | None) -> None:
-        """Shows the age of the newest checkpoint from the next step on; None: there is none yet."""
+        """Shows from the next step on how old the newest checkpoint is; None: there is none yet."""
         self._shows_saved, self._newest = True, newest
 
     def _values(self) -> list[str]:
-        """Formats the metrics of the newest step, and the age of the newest checkpoint."""
+        """Formats the newest step's metrics, and the age of the newest checkpoint."""
         return [*describe(self._metrics), saved_text(self._step, self._newest) if self._shows_saved else ""]
 
     def _draw(self) -> RenderableType:
@@ -101,7 +102,7 @@ class Display:
 
 
 def worker_table(membership: Membership) -> TerminalTable:
-    """Returns a table with a row for each process: its identity, its state, and its iteration or '-'."""
+    """Returns a table with one row per process: identity, state, iteration, generation and restarts."""
     has_ranks = any(process.rank for process in membership.processes)
     places = ("stage", "pipeline", *["rank"] * has_ranks)
     table = TerminalTable([*places, "state", "step", "generation", "restarts"], texts=("state",))
@@ -115,9 +116,9 @@ def worker_table(membership: Membership) -> TerminalTable:
 
 
 def _state(status: ProcessStatus, membership: Membership) -> tuple[str, str, str]:
-    """Returns a process's state as a word, its iteration, and its generation."""
+    """Returns a process's state as a word, its iteration and its generation; '-' for none."""
     word, generation = "killed" if status.is_dying else str(status.state), membership.generation
-    word = word.ljust(max(map(len, ProcessState)))  # so that the table keeps its width
+    word = word.ljust(max(map(len, ProcessState)))  # keeps the width of the table constant
     is_finishing = (
         generation is not None and generation.form.after is not None and status.member in generation.not_formed
     )
@@ -127,10 +128,10 @@ def _state(status: ProcessStatus, membership: Membership) -> tuple[str, str, str
 
 
 def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
-    """Returns tables of the time of a run by cause, and of the durations of its recoveries.
+    """Returns tables with a run's time by cause, and with the durations of its recoveries by phase.
 
     Args:
-        goodput: figures of ``Journal.goodput``.
+        goodput: result of ``Journal.goodput``.
     """
     time = TerminalTable(("time", "s", "%"), texts=("time",))
     for cause in (*CAUSES, "total"):
@@ -147,10 +148,10 @@ def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
 
 
 class BackgroundCalls:
-    """Makes calls in a thread, in the order in which they are requested; a context manager.
+    """Makes calls in a thread, in the order of the requests; a context manager.
 
     Args:
-        max_waiting: number of calls that may wait; beyond it callers wait as well, since memory is limited.
+        max_waiting: number of calls that may wait; if more are requested, callers wait, to bound the memory.
     """
 
     def __init__(self, max_waiting: int = _MAX_WAITING):
@@ -167,12 +168,12 @@ class BackgroundCalls:
             self.raise_failed()
 
     def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        """Requests a call; raises the error of an earlier one."""
+        """Requests a call; raises the error of an earlier call if one has failed."""
         self.raise_failed()
         self._calls.put(lambda: function(*arguments, **named))
 
     def settle(self) -> None:
-        """Waits until all requested calls are made; raises the error of any."""
+        """Waits until all requested calls are done; raises the error if one has failed."""
         self._calls.join()
         self.raise_failed()
 
@@ -185,23 +186,23 @@ class BackgroundCalls:
         while True:
             call = self._calls.get()
             try:
-                if self._error is None:  # a record with a line missing in the middle would be wrong
+                if self._error is None:  # after an error write no more: a file must not miss a line in the middle
                     call()
-            except BaseException as error:  # also SystemExit, which would end this thread: callers would wait for ever
+            except BaseException as error:  # also SystemExit: if this thread ended, callers would wait forever
                 self._error = error
             finally:
                 self._calls.task_done()
 
 
 class Reporter:
-    """The one writer of a run's record while processes run.
+    """Writes the metrics and events of a run while its processes run; nobody else does.
 
     Args:
         journal: journal of the run.
         display: display of the run.
         directory: open run directory.
-        background: calls that write, in order.
-        written: last iteration whose metrics are written, or about to be.
+        background: thread that makes the writing calls, in order.
+        written: last iteration whose metrics are in the file, or are about to be.
 
     Attributes:
         on_file: last iteration whose metrics are in the file.
@@ -215,18 +216,18 @@ class Reporter:
         self._planned = 0  # newest generation whose plan is noted
 
     def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> None:
-        """Notes an event that was reported to the membership."""
+        """Writes the journal entries for an event that was reported to the membership."""
         self._write(self._journal.on(event, before, after, commands))
 
     def fault_injected(self, process: Process, kind: str, time: float) -> None:
-        """Notes that a fault of this kind is injected into a process at this time."""
+        """Writes that a fault of this kind is injected into a process."""
         if kind == "kill":
             self._write(self._journal.kill_injected(process, time))
         else:
             self.note(kind, self.written, f"process {process} is made to {kind}", process=str(process))
 
     def record(self, record: dict[str, Any]) -> None:
-        """Writes the record of an iteration, unless it was written before."""
+        """Writes the metrics of an iteration, unless they were written before."""
         self._journal.record(record["step"])
         if record["step"] > self.written:
             if record["step"] > self.written + 1:
@@ -238,26 +239,26 @@ class Reporter:
             self._background.call(self._display.record, record)
 
     def _log_step(self, record: dict[str, Any]) -> None:
-        """Writes a record, in the thread that writes."""
+        """Writes the metrics of an iteration to the file; runs in the background thread."""
         self._directory.log_step(record)
         self.on_file = record["step"]
 
     def plan(self, number: int, facts: dict[str, Any]) -> None:
-        """Notes the plan of a generation, once."""
+        """Writes the plan of a generation, once: several members report it."""
         if number > self._planned:
             self._planned = number
             self.note("plan", self.written, None, generation=number, **facts)
 
     def note(self, event: str, step: int, text: str | None, **fields: Any) -> None:
-        """Notes another event."""
+        """Writes any other event, and shows ``text`` on the terminal unless it is None."""
         self._write([JournalEntry(event, step, fields, text)])
 
     def show_line(self, text: str) -> None:
-        """Shows a line on the terminal only."""
+        """Shows a line on the terminal, and writes it nowhere else."""
         self._background.call(self._display.note, text, time.monotonic())
 
     def show(self, membership: Membership) -> None:
-        """Shows the state of each process."""
+        """Shows the present state of each process."""
         self._display.update(membership, time.monotonic())
 
     def saved(self, newest: int | None) -> None:
@@ -265,15 +266,15 @@ class Reporter:
         self._display.saved(newest)
 
     def goodput(self) -> dict[str, Any]:
-        """Breaks down the time so far."""
+        """Returns the time of the run so far by cause, and figures on recoveries; see ``Journal.goodput``."""
         return self._journal.goodput(time.monotonic())
 
     def check(self) -> None:
-        """Raises RunError if the run's directory is known to belong to another run; accesses no file for that."""
+        """Raises RunError if the run directory is known to belong to another run; accesses no file."""
         self._directory.check(may_look=False)
 
     def raise_failed(self) -> None:
-        """Raises the error of the record, if it could not be written."""
+        """Raises the error of an earlier write, if one has failed."""
         self._background.raise_failed()
 
     def _write(self, notes: Sequence[JournalEntry]) -> None:

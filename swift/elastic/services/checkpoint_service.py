@@ -1,11 +1,12 @@
-"""The checkpoint service: a process that writes and reads the checkpoints of a run of processes.
+"""The checkpoint service: a process that writes and reads the checkpoints of an elastic run.
 
-It is a member of no generation: within one, Orbax would wait for all processes, and wait forever if one of them died.
-States pass through shared memory, see ``swift.elastic.state.store``, without slots, which are recomputed.
+It is not a member of any generation: there Orbax would wait for all processes, and forever if one of them died. States
+pass between it and the workers through shared memory, see ``swift.elastic.state.store``. They have no slots, which are
+recomputed.
 
-``ShardedState`` joins the parts that processes have kept to the state of a checkpoint, and divides one into parts.
-``Resharding`` makes the state of an elastic run fit other ranks, from what processes have handed over and from other
-copies. ``run_checkpoint_service`` runs the process.
+``ShardedState`` joins the processes' parts to a whole state for a checkpoint, and splits a whole state into parts.
+``Resharding`` converts the state of an elastic run to another set of ranks, from the slices that processes have handed
+over and from older copies. ``run_checkpoint_service`` is the main function of the process.
 """
 
 import os
@@ -68,26 +69,26 @@ from swift.train.initial_weights import WeightSource
 from swift.train.saved_state import check_savable, extra_of, ledger_after, load_state, save_fallback, split_of
 
 _LoadUpTo = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
-"""(step spec, iteration) -> state of the newest sound checkpoint up to that iteration, with its plan; or None."""
+"""(step spec, iteration) -> state and plan of the newest intact checkpoint up to that iteration; None without one."""
 
 _RECORD_S = 20.0
-"""Time limit for the record of an iteration whose state is being saved, in seconds."""
+"""Seconds that a save waits for the record of its iteration."""
 _ORPHANED_S = 1.0
-"""Longer than the system takes, after it has closed the files of a process, to give its children another parent."""
+"""Seconds after which a child surely has another parent if its parent has died; the kernel closes files earlier."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedState:
-    """The parts of a generation's processes.
+    """Converts between a whole state in checkpoint layout and the parts of a generation's processes.
 
-    A process has the blocks that its worker holds. In a checkpoint they are as the first pipeline is cut.
+    A process has the blocks that its worker holds; a checkpoint has them in the cut of the first pipeline.
 
     Attributes:
-        spec: step spec of the run, on the mesh of a checkpoint.
-        cut: workers that hold each block; False: as in the run.
+        spec: step spec of the run, on the storage mesh.
+        cut: workers that hold each block; falsy: the run's own cut.
         snapshots: directory of the parts, see ``SharedMemoryStore``.
-        by_rank: whether a process is an expert rank, rather than a whole worker.
-        is_elastic: whether the generation has the ranks of one worker that are left, numbered anew.
+        by_rank: whether each expert rank is a process of its own, rather than each worker.
+        is_elastic: whether the run is elastic: then a generation has the remaining ranks, renumbered from 0.
     """
 
     spec: StepSpec
@@ -97,14 +98,14 @@ class ShardedState:
     is_elastic: bool
 
     def joined(self, stamp: StateId, holders: Sequence[Process]) -> TrainState:
-        """Joins the parts that processes have kept to the state of a checkpoint, without slots.
+        """Joins the parts of these processes to a whole state in checkpoint layout, without slots.
 
         Args:
             stamp: stamp of the state.
-            holders: processes of whole workers that together hold every block.
+            holders: all processes of a set of workers that together have every block.
 
         Raises:
-            RunError: a part is damaged or of another state.
+            RunError: a part is damaged or belongs to another state.
             OSError: a part does not exist.
         """
         in_order = self._in_order(holders)
@@ -115,12 +116,13 @@ class ShardedState:
         return transfer_on_host(join_parts(specs, shapes, parts), snapshot_spec, self.spec.checkpoint_spec)
 
     def keep(self, host: TrainState, stamp: StateId, processes: Sequence[Process]) -> None:
-        """Keeps every process's part of the state of a checkpoint, without slots; who holds the same gets the same.
+        """Splits a whole state into parts, and stores one for every process, without slots.
 
-        The processes hold what the run's own cut says: a run that goes back to a checkpoint has that.
+        Processes that hold the same blocks get the same part. They have the run's own cut, which every run uses that
+        resumes from a checkpoint.
 
         Raises:
-            OSError: a part cannot be kept.
+            OSError: a part cannot be stored.
         """
         worker_of = {self._holding(process): process.worker for process in reversed(processes)}
         rows = sorted(worker_of)
@@ -139,12 +141,12 @@ class ShardedState:
         return (rank,) if self.by_rank else range(self.spec.live.num_ranks)
 
     def _on_workers(self, workers: Iterable[Worker]) -> StepSpec:
-        """Returns the spec of the state of some workers, a row for each."""
+        """Returns the step spec on a mesh with one row for each of these workers."""
         rows = tuple(MeshRow(worker, worker[1]) for worker in dict.fromkeys(workers))
         return spec_with_assignment(self.spec.at(replace(self.spec.live, rows=rows)), self.cut)
 
     def _in_order(self, holders: Sequence[Process]) -> list[Process]:
-        """Sorts processes by stage, worker and rank; checks that they are whole workers with all of the state."""
+        """Sorts processes by stage, worker and rank; asserts that they are whole workers that have every block."""
         in_order = sorted(set(holders), key=lambda process: (process.worker[1], process))
         everyone = processes_of(self.spec.live.topology, by_rank=self.by_rank)
         complete, chunks = complete_workers(everyone, in_order), self.spec.chunks
@@ -159,13 +161,13 @@ class ShardedState:
 
 @dataclass(frozen=True)
 class Resharding:
-    """Reshards the states of an elastic run.
+    """Converts states of an elastic run to other ranks, and recovers lost ranks' slices.
 
     Attributes:
         specs: step specs of the run.
         handover: states and copies that processes have handed over.
-        counts: token updates of the run.
-        load_up_to: function that reads checkpoints.
+        counts: token updates of the run, for the ledger.
+        load_up_to: reads the newest intact checkpoint up to an iteration, as a last source of lost slices.
     """
 
     specs: ElasticSpecs
@@ -174,14 +176,14 @@ class Resharding:
     load_up_to: _LoadUpTo
 
     def reshard(self, command: Reshard) -> tuple[list[str], dict[str, Any]]:
-        """Keeps for every process of a generation its part of a state with another layout.
+        """Reshards a state for the ranks of a generation, and stores each process's part.
 
         Returns:
-            (sources of the slices of lost ranks, in lines for the terminal; the same for the events).
+            (lines for the terminal on where lost ranks' slices came from, the same as fields of the event).
 
         Raises:
-            RunError: there is no copy of a lost rank's slices, or no part of the state.
-            OSError: a part cannot be kept.
+            RunError: there is no copy of a lost rank's slices, or no part of the state is left.
+            OSError: a part cannot be stored.
         """
         stamp, layout, generation, processes = command
         old, new = (self.specs.on(len(group)) for group in (layout.processes, processes))
@@ -215,7 +217,7 @@ class Resharding:
         return lines, facts | {"ranks": len(processes), "ranks_before": len(layout.processes)}
 
     def rehearse(self, num_ranks: int) -> None:
-        """Compiles the placement of experts on ``num_ranks`` ranks, so that no process has to wait for it later."""
+        """Compiles the placement policy for ``num_ranks`` ranks in advance, so that no process has to wait for it."""
         spec = self.specs.on(num_ranks)
         layers, classes, slots = spec.num_moe_layers, spec.experts.num_classes, spec.experts.slots_per_rank
         if layers:
@@ -225,9 +227,9 @@ class Resharding:
     def _joined(
         self, old: StepSpec, processes: Sequence[Process], stamp: StateId
     ) -> tuple[TrainState, dict[str, np.ndarray] | None, list[Process]]:
-        """Returns the state and the slots from the parts there are, and the processes whose parts are lost.
+        """Joins the parts that still exist; returns the state, the slots, and the processes whose parts are lost.
 
-        The values in the place of lost parts are arbitrary.
+        A copy of another part stands in for each lost one, to get the shapes right; its values mean nothing.
         """
         parts = [self._part(old, process, stamp) for process in processes]
         lost = [process for process, part in zip(processes, parts, strict=True) if part is None]
@@ -244,7 +246,7 @@ class Resharding:
         return replace(state, slots={}), state.slots or None, lost
 
     def _part(self, old: StepSpec, process: Process, stamp: StateId) -> TrainState | None:
-        """Returns the part that a process handed over or was to resume from; None if there is no sound one."""
+        """Returns the part that a process handed over or was to resume from; None if there is no intact one."""
         for store, specs, shapes in (
             (self.handover.states(process), old.specs, old.abstract(with_slots=True)),
             (self.handover.parts(process), _without_slots(old), old.abstract()),
@@ -263,16 +265,16 @@ def _without_slots(spec: StepSpec) -> TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointService:
-    """Writes and reads the checkpoints of a run, in the format of ``swift train``.
+    """Writes and reads a run's checkpoints, in the same format as ``swift train``.
 
     Attributes:
         experiment: settings of the run.
         checkpoints: directory of the run's checkpoints.
-        snapshots: directory of states to be saved and of restored ones, see ``SharedMemoryStore``.
-        by_rank: whether a process is an expert rank, rather than a whole worker.
-        data: state of a loader of the run.
-        handed_over: directory of the states that processes hand over, see ``Handover``; for elastic runs only.
-        init_from: run whose weights this one begins with, as long as it has no checkpoint; None: it draws its own.
+        snapshots: directory for states to be saved and restored states, see ``SharedMemoryStore``.
+        by_rank: whether each expert rank is a process of its own, rather than each worker.
+        data: state of a data loader of the run.
+        handed_over: directory of the states that processes hand over, see ``Handover``; only for elastic runs.
+        init_from: run whose weights this run begins with, as long as it has no checkpoint; None: random weights.
     """
 
     experiment: Experiment
@@ -285,7 +287,7 @@ class CheckpointService:
 
     @cached_property
     def spec(self) -> StepSpec:
-        """Step spec of the run on the mesh of a checkpoint."""
+        """Step spec of the run on the storage mesh."""
         return self._elastic_specs.on(self.experiment.topology.num_expert_ranks)
 
     @cached_property
@@ -298,21 +300,21 @@ class CheckpointService:
 
     @cached_property
     def split(self) -> StateSplit:
-        """Division of the state into a dense part and experts."""
+        """Division of the state into a dense part and experts, by which checkpoints are written."""
         return split_of(self.spec)
 
     def serve(self, commands: Iterable[str], answer: Callable[[str], None]) -> None:
-        """Carries out commands until there are no more; each is finished before the next is read.
+        """Carries out commands until the stream ends; each is finished before the next is read.
 
         Args:
-            commands: lines of commands.
-            answer: function that sends the line of an answer.
+            commands: lines with commands.
+            answer: sends a line with an answer.
         """
         for line in commands:
             answer(CHECKPOINT_ANSWERS.line(self.carry_out(CHECKPOINT_COMMANDS.read(line))))
 
     def carry_out(self, command: CheckpointCommand) -> CheckpointAnswer:
-        """Carries out a command; a failure is an answer, and does not raise."""
+        """Carries out a command; a failure is returned as ``CommandFailed`` and not raised."""
         begun = time.perf_counter()
         try:
             match command:
@@ -337,7 +339,7 @@ class CheckpointService:
                     facts |= {"reshard_ms": 1000 * (time.perf_counter() - begun)}
                     stamp = StateId(command.generation, command.stamp.step)
                     return StateRestored(stamp, lines, facts, is_resharded=True)
-        except Exception as error:  # a checkpoint that cannot be saved, for whatever reason, must not cost the next one
+        except Exception as error:  # whatever the error is, the service must survive to try the next checkpoint
             return _failure(command, max(self._steps, default=None), error)
 
     def save(
@@ -349,27 +351,27 @@ class CheckpointService:
         is_full: bool = False,
         cut: ChunkAssignment = DEFAULT_ASSIGNMENT,
     ) -> Manifest:
-        """Writes a checkpoint of the parts that processes have kept.
+        """Writes a checkpoint from the parts that processes have stored.
 
         Args:
             stamp: stamp of the state.
-            holders: processes that have kept its parts: of whole workers that together have every block.
-            directory: directory of checkpoints; that of the run unless given.
+            holders: processes whose parts to use: all processes of a set of workers that together have every block.
+            directory: directory for checkpoints; None: the run's own.
             is_full: whether to save all experts, whatever K is; after the last iteration all are saved anyway.
-            cut: workers that hold each block of the parts; False: as in the run.
+            cut: workers that hold each block of the parts; falsy: the run's own cut.
 
         Returns:
-            The checkpoint's manifest.
+            The manifest of the checkpoint.
 
         Raises:
-            RunError: a part is damaged or of another state, weights are not finite, or an expert has no slot.
+            RunError: a part is damaged or belongs to another state, weights are not finite, or an expert has no slot.
             OSError: a part does not exist, or the checkpoint cannot be written.
         """
         spec = self._spec_of(holders)
         split, state = split_of(spec), self._parts(holders, cut).joined(stamp, holders)
         check_savable(state, stamp.step, spec.experts.num_classes)
         ledger, config = self._counts.at(spec, stamp.step, _RECORD_S), self.experiment.checkpoint
-        if directory is None:  # a record that the ledger counts must not be lost while the checkpoint stays
+        if directory is None:  # flush first: a crash must not lose records that the checkpoint's ledger counts
             sync_record(self.checkpoints.parent)
         chosen_LK = ledger.choose(config.selection, full=is_full or stamp.step == self.experiment.num_steps)
         manifest = save_checkpoint(
@@ -379,7 +381,7 @@ class CheckpointService:
             split,
             ledger,
             identity=self.experiment.identity(),
-            # Batches depend on the number of the iteration alone, which is all that the loader has to know.
+            # Batches depend only on the number of the iteration, so that is all that changes in a loader's state.
             extra=extra_of(spec, dict(self.data) | {"next_step": stamp.step}),
             num_kept=config.num_kept,
         )
@@ -387,21 +389,21 @@ class CheckpointService:
         return manifest
 
     def load(self, generation: int, processes: Sequence[Process], step: int | None = None) -> RestorePlan:
-        """Reads a checkpoint and keeps every process's part; processes of the same stage and rank get the same part.
+        """Reads a checkpoint, from which the run resumes, and stores each process's part.
 
-        Newer checkpoints are set aside, as the run resumes from this one.
+        Newer checkpoints, which are damaged or not wanted, are set aside.
 
         Args:
-            generation: generation of the stamp under which the parts are kept.
+            generation: generation of the stamp under which the parts are stored.
             processes: processes of that generation.
-            step: iteration of the checkpoint; the newest sound one unless given.
+            step: iteration of the checkpoint; None: the newest intact one.
 
         Returns:
             The plan, with the source of every part of the state.
 
         Raises:
             SettingError: there is no such checkpoint, it is of another model or other data, or damaged.
-            OSError: a part cannot be kept.
+            OSError: a part cannot be stored.
         """
         plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
         host = load_state(self.checkpoints, plan, self._spec_of(processes))
@@ -414,15 +416,18 @@ class CheckpointService:
         return plan
 
     def begin(self, generation: int, processes: Sequence[Process]) -> dict[str, Any]:
-        """Reads the weights that the run begins with, keeps every process's part of that state; returns their origin.
+        """Reads another run's weights, which this run begins with, and stores each process's part.
 
         Args:
-            generation: generation of the stamp under which the parts are kept.
+            generation: generation of the stamp under which the parts are stored.
             processes: processes of that generation.
 
+        Returns:
+            Where the weights came from, as fields of the event.
+
         Raises:
-            SettingError: there is no sound checkpoint of the other run, or it is of another model.
-            OSError: a part cannot be kept.
+            SettingError: there is no intact checkpoint of the other run, or it is of another model.
+            OSError: a part cannot be stored.
         """
         assert self.init_from is not None
         plan = self.init_from.plan(self.experiment)
@@ -437,7 +442,7 @@ class CheckpointService:
 
     @cached_property
     def resharding(self) -> Resharding:
-        """Resharding of this run's states."""
+        """Converts states of this run to other ranks; only for elastic runs."""
         assert self.handed_over is not None, "only the ranks of an elastic run change"
         processes = processes_of(self.experiment.topology, by_rank=self.by_rank)
         load_up_to = partial(_load_up_to, self.checkpoints, self.experiment.identity())
@@ -445,7 +450,7 @@ class CheckpointService:
         return Resharding(self._elastic_specs, handover, self._counts, load_up_to)
 
     def rehearse(self) -> None:
-        """Runs once what will be needed, but without files, so that no process has to wait for compilation later."""
+        """Traces and compiles everything that later commands need, so that no process has to wait for it."""
         self.spec.abstract()  # traces the model
         num_ranks = self.experiment.topology.num_expert_ranks
         for count in (num_ranks - 1, num_ranks) if self._is_elastic else ():
@@ -456,11 +461,11 @@ class CheckpointService:
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     def _spec_of(self, processes: Sequence[Process]) -> StepSpec:
-        """Returns the step spec of a generation."""
+        """Returns the step spec of the generation that has these processes."""
         return self._elastic_specs.on(len(processes)) if self._is_elastic else self.spec
 
     def _parts(self, processes: Sequence[Process], cut: ChunkAssignment = DEFAULT_ASSIGNMENT) -> ShardedState:
-        """Returns the parts of a generation's processes."""
+        """Returns the converter for the parts of a generation's processes."""
         return ShardedState(
             spec=self._spec_of(processes),
             cut=cut,
@@ -473,7 +478,7 @@ class CheckpointService:
 def _load_up_to(
     directory: Path, identity: Mapping[str, Any], spec: StepSpec, step: int
 ) -> tuple[TrainState, RestorePlan] | None:
-    """Reads the newest sound checkpoint up to an iteration, on ``spec``; returns None if there is none."""
+    """Reads the newest intact checkpoint up to an iteration, on ``spec``; returns None if there is none."""
     for older in reversed([s for s in checkpoint_steps(directory) if s <= step]):
         with suppress(SettingError):
             plan = plan_restore(directory, identity, older)
@@ -494,10 +499,10 @@ def _failure(command: CheckpointCommand, newest: int | None, error: Exception) -
 
 
 class ServiceShutdown:
-    """The end of a service's process, after the last command or where nobody reads its answers any longer.
+    """Ends the process of a service, after the last command or when nobody reads its answers any more.
 
-    If its supervisor was killed it removes the memory of the run: members do so, too, but the end of their coordination
-    service, which is in the supervisor, may end them before they can.
+    If the supervisor was killed, the memory directory of the run is removed first. Workers try the same. But their
+    coordination service died with the supervisor, and JAX may end them before they get there.
 
     Args:
         scratch: files that the processes of the run share.
@@ -508,13 +513,13 @@ class ServiceShutdown:
 
     def __call__(self) -> NoReturn:
         """Ends this process."""
-        with self._lock:  # another thread that finds the same must not end the process in the midst of it
+        with self._lock:  # a second thread that gets here must not end the process while the first is still removing
             deadline = time.monotonic() + _ORPHANED_S
             while os.getppid() == self._supervisor and time.monotonic() < deadline:
                 time.sleep(0.01)
             if os.getppid() != self._supervisor:
                 self._scratch.remove()
-            os._exit(0)  # a regular exit would wait for threads of a failed save, which Orbax leaves behind for minutes
+            os._exit(0)  # a regular exit would wait minutes for threads that Orbax leaves behind after a failed save
 
 
 def run_checkpoint_service(
@@ -526,18 +531,17 @@ def run_checkpoint_service(
     by_rank: bool,
     init_from: WeightSource | None = None,
 ) -> NoReturn:
-    """Runs the process: carries out commands, and answers on standard output.
+    """Runs the checkpoint service: carries out commands and answers on standard output, then ends the process.
 
-    Both are lines of ``swift.elastic.transport.messages``. The process ends after the last command. JAX must
-    not have started.
+    Commands and answers are lines of ``swift.elastic.transport.messages``. JAX must not have created a backend before.
 
     Args:
         experiment: settings of the run.
         run_dir: run directory.
         scratch: files that the processes of the run share.
         commands: stream of commands.
-        by_rank: whether a process is an expert rank, rather than a whole worker.
-        init_from: run whose weights this one begins with; None: it draws its own.
+        by_rank: whether each expert rank is a process of its own, rather than each worker.
+        init_from: run whose weights this run begins with; None: random weights.
     """
     leave = ServiceShutdown(scratch)
     output = LineWriter(leave)

@@ -1,9 +1,9 @@
-"""The compile service: a process that compiles programs that the run's processes may need next, while they compute.
+"""The compile service: a process that compiles the programs that workers may need next, while they train.
 
-It receives the failure set, and prepares the programs of the present configuration and of those after one more failure
-or return: it puts them into the run's executable cache, where the processes look first. To compile for a group, it
-poses as each group in turn, see ``swift.elastic.jax_group``. If it dies nothing is lost, since processes then
-compile for themselves.
+It receives the set of failed workers, and prepares the programs for the present configuration and for each one after
+one more failure or return. It puts them into the run's executable cache, where workers look first. To compile for a
+group of processes, it poses as that group, see ``swift.elastic.jax_group``. If the service dies nothing is lost, since
+workers then compile for themselves.
 """
 
 import ctypes
@@ -47,15 +47,15 @@ from swift.train.saved_state import split_of
 
 
 class CompileJob(NamedTuple):
-    """Programs that are prepared together.
+    """The programs for one configuration that the run may change to.
 
     Attributes:
-        failed: failure set.
+        failed: workers that are down.
         kinds: kinds of programs.
-        returning: worker that would return, and copy the state of a peer; None: there is none.
-        num_ranks: number of expert ranks of an elastic run; None: it does not change.
-        before: workers that hold each block until then; False: as in the run.
-        is_better: whether survivors are to hold other blocks than those of the run.
+        returning: worker that would return and copy the state of a peer; None: there is none.
+        num_ranks: number of expert ranks of an elastic run; None: the run is not elastic.
+        before: workers that hold each block before the change; falsy: the run's own cut.
+        is_better: whether to prepare a better cut for the survivors, rather than the run's own.
     """
 
     failed: frozenset[Worker]
@@ -67,10 +67,10 @@ class CompileJob(NamedTuple):
 
 
 def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob]:
-    """Returns what to prepare under a failure set or number of ranks, the most urgent first.
+    """Returns the jobs for the failed workers or the number of ranks in a request, the most urgent first.
 
-    Programs for the present configuration come first, then for a better cut, then after one more failure, then after a
-    return; at the end, in the same order, programs that few iterations need.
+    The order: the present configuration, a better cut, one more failure, one return; then, in the same order, programs
+    that only few iterations need.
     """
     evaluates = bool(experiment.eval_every or experiment.checkpoint.every)
     kinds: tuple[StepKind, ...] = ("window" if experiment.window > 1 else "single",)
@@ -85,15 +85,15 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
     if experiment.move_rule is not None and seeks_cut and failed and not cut:
         jobs.append(CompileJob(failed, kinds, is_better=True))
     jobs += [CompileJob(other, kinds, next(iter(failed - other), None), before=cut) for other in near]
-    if cut:  # a cut is used once: a generation that forms anew, with the same failures, has the run's own
+    if cut:  # a cut is used only once: if a generation forms again with the same failures, it has the run's own cut
         jobs.append(CompileJob(failed, kinds, before=cut))
-    # States get to their workers by the same programs, whichever program runs then.
+    # These need no programs to move states: the ones of the jobs above serve for both kinds.
     few = [job._replace(kinds=("single",), returning=None, before=DEFAULT_ASSIGNMENT) for job in jobs]
     return [*jobs, *few] if experiment.window > 1 else jobs
 
 
 class CompileService:
-    """Prepares configurations: compiles their programs into the run's executable cache.
+    """Compiles the programs of jobs into the run's executable cache.
 
     Args:
         experiment: settings of the run.
@@ -112,14 +112,14 @@ class CompileService:
         clear_backends()
 
     def prepare(self, job: CompileJob) -> int:
-        """Compiles the programs of a job that are not in the executable cache.
+        """Compiles the programs of a job that are not in the executable cache yet.
 
         Returns:
             The number of programs that were missing.
 
         Raises:
             RunError: this version of JAX does not let a process pose as a group.
-            SettingError: the planner cannot plan for this failure set.
+            SettingError: there is no plan for this set of failed workers.
             OSError: there is no room for the programs.
         """
         recut = self._cuts.find(job.failed) if job.is_better else None
@@ -133,7 +133,7 @@ class CompileService:
         if missing:
             num_devices = len(configuration.rows) * spec.live.num_ranks
             with CompileOnlyGroup(num_devices // self._devices_per_process, self._sockets) as group:
-                # In a function of its own: everything that it makes must be gone when the devices are dropped.
+                # In a function of its own: all its objects must be freed before the group drops the devices.
                 self._compile(group, configuration, spec, job)
             _return_memory()
             if any(key not in self._executables for key in missing):
@@ -141,10 +141,10 @@ class CompileService:
         return len(missing)
 
     def better(self, failed: frozenset[Worker]) -> PreparedRecut | None:
-        """Plans the best cut for survivors; returns None if none is faster than re-routing.
+        """Plans the best cut for the survivors; returns None if no cut is faster than re-routing.
 
         Raises:
-            SettingError: the plan is not possible in the memory that there is.
+            SettingError: no plan fits into the memory of the devices.
         """
         recut = self._cuts.find(failed)
         self._cuts.keep_only([recut])
@@ -158,7 +158,7 @@ class CompileService:
         return Steps(live_spec, configuration, self._experiment.sequences_per_microbatch).plan
 
     def _before(self, job: CompileJob, spec: StepSpec) -> StepSpec:
-        """Returns the step spec of the state that the workers have, on the mesh of the one that they are to get."""
+        """Returns the step spec of the state before the change, on the mesh after it."""
         return (
             spec if job.num_ranks is not None else spec_with_assignment(self._cuts.spec(None).at(spec.live), job.before)
         )
@@ -175,7 +175,7 @@ class CompileService:
         return keys
 
     def _experts_of_copies(self, num_ranks: int) -> list[int]:
-        """Returns the numbers of experts of a layer that copies of a rank's slices have, see ``NeighbourCopies``."""
+        """Returns the numbers of experts per layer that slice copies can have, see ``NeighbourCopies``."""
         config, num_classes = self._experiment.checkpoint, split_of(self._specs.on(num_ranks)).num_classes
         has_neighbour = config.snapshot_every and num_ranks > 1
         return sorted({num_classes, min(num_classes, config.snapshot_k(num_classes))}) if has_neighbour else []
@@ -187,7 +187,7 @@ class CompileService:
         spec: StepSpec,
         job: CompileJob,
     ) -> None:
-        """Compiles just as a process of the run does when it forms a generation."""
+        """Compiles exactly as a worker does when it forms a generation, or the keys would not match."""
         topology, num_sequences = spec.live.topology, self._experiment.sequences_per_microbatch
         devices_RN = group.grid(topology.num_expert_ranks)
         steps = Steps.of_processes(spec, configuration, devices_RN, num_sequences, self._executables)
@@ -205,13 +205,13 @@ class CompileService:
 
 
 def run_compile_service(experiment: Experiment, programs: Path, sockets: Path, num_local_devices: int) -> NoReturn:
-    """Runs the process: follows requests on standard input until that ends.
+    """Runs the compile service: takes requests from standard input until it ends, then ends the process.
 
     Args:
         experiment: settings of the run.
         programs: directory of the run's programs.
         sockets: directory that only its owner may enter.
-        num_local_devices: number of devices of each process of the run: all expert ranks of a worker, or one.
+        num_local_devices: number of devices of each worker process: all expert ranks of a worker, or one.
     """
     configure_jax(experiment, num_local_devices)
     output = LineWriter(lambda: os._exit(0))
@@ -223,7 +223,7 @@ def run_compile_service(experiment: Experiment, programs: Path, sockets: Path, n
         while True:
             request = requests.get()
             for job in jobs_for(experiment, request):
-                if not requests.empty():
+                if not requests.empty():  # the configuration has changed: the remaining jobs are outdated
                     break
                 if (outcome := _outcome(service, job)) is not None:
                     output.write(COMPILE_ANSWERS.line(outcome))
@@ -238,13 +238,16 @@ def _has_state(job: CompileJob, configuration: Configuration) -> list[bool]:
 
 
 def _is_shared(before: StepSpec, spec: StepSpec, has_R: list[bool]) -> bool:
-    """Whether workers get blocks from others: not if a block is lost with a failure, as all then go back further."""
+    """Returns whether the change needs a program that copies blocks between workers.
+
+    It does not if a block is lost with the failed workers, since all then resume from an older state.
+    """
     had_RC = before.chunks.holds_HC[before.holding_R][np.array(has_R)]
     return bool(had_RC.any(axis=0).all()) and not (all(has_R) and before.has_same_chunks(spec))
 
 
 def _return_memory() -> None:
-    """Returns memory freed by the compiler to the system: glibc keeps some 100 MB more with every large program."""
+    """Returns memory that the compiler has freed to the system; glibc keeps about 100 MB more per large program."""
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -258,7 +261,7 @@ def _listen(source: TextIO, requests: SimpleQueue[CompileRequest]) -> None:
 
 
 def _outcome(service: CompileService, job: CompileJob) -> Prepared | CutPrepared | CompileFailed | None:
-    """Prepares the programs of a job; returns what to say of it, or None if there is no better cut."""
+    """Prepares the programs of a job; returns the message to the supervisor, None if there is no better cut."""
     start_time = time.perf_counter()
     try:
         better = service.better(job.failed) if job.is_better else None
@@ -267,7 +270,7 @@ def _outcome(service: CompileService, job: CompileJob) -> Prepared | CutPrepared
         compiled = service.prepare(job)
     except RunError:
         raise
-    except Exception as error:  # whatever it is: the run continues, and its processes compile for themselves
+    except Exception as error:  # whatever the error is, the run continues, and its workers compile for themselves
         down = ", ".join(worker_names(job.failed)) or "none"
         where = f"with {down} down" if job.num_ranks is None else f"on {job.num_ranks} ranks"
         return CompileFailed(f"{where}{' and other cuts' if job.is_better else ''}: {error}")

@@ -1,7 +1,7 @@
-"""State that outlives a process.
+"""State that outlives a process: training states in shared memory, and the files that processes of a run share.
 
-``store`` keeps states in shared memory, with a disk for what does not fit. ``slices`` has the copies of ranks' slices
-at their neighbours, and what is handed over when the ranks of a run change; from these, ``swift.elastic.services``
-recovers the slices of lost ranks. ``run_files`` makes the directories that the processes of a run share, and
-``ledger_counts`` counts token updates for the ledgers of checkpoints.
+``store`` stores states in shared memory, and on a disk when that is full. ``slices`` copies each rank's slices to a
+neighbour, and shares states when the ranks of a run change; from both, ``swift.elastic.services`` recovers the slices
+of lost ranks. ``run_files`` makes the directories that the processes of a run share, and ``ledger_counts`` counts token
+updates for the ledgers of checkpoints.
 """

@@ -1,7 +1,7 @@
-"""Counts of token updates for the ledgers of checkpoints, which the checkpoint service reads from the run's record.
+"""Counts token updates per expert for the ledgers of checkpoints, from the metrics that the run has recorded.
 
-Another process writes the record. An iteration without a record must not prevent a checkpoint: its token updates count
-as unknown, see ``TokenUpdateCounter``.
+The checkpoint service reads these metrics while the supervisor writes them. An iteration without a record must not
+prevent a checkpoint: its token updates count as unknown, see ``TokenUpdateCounter``.
 """
 
 import json
@@ -27,12 +27,13 @@ _PAUSE_S = 0.05
 
 @dataclass(frozen=True)
 class LedgerCounts:
-    """The ledgers of a run: those of its checkpoints and losses, plus the iterations since.
+    """Computes the ledger of a run at any iteration: from the newest checkpoint or loss, plus the iterations since.
 
     Attributes:
         experiment: settings of the run.
         checkpoints: directory of the run's checkpoints, in the run directory.
-        losses: file for the token updates lost with slices that came from older copies, until a checkpoint has them.
+        losses: file for token updates that were lost because slices came from older copies. It is needed until a
+            checkpoint has the same information.
     """
 
     experiment: Experiment
@@ -45,37 +46,48 @@ class LedgerCounts:
 
     @property
     def _max_updates(self) -> int:
-        """Token updates that an expert may get in an iteration: a token goes to an expert once at most."""
+        """Upper bound on an expert's token updates in an iteration: a token goes to an expert at most once."""
         return self.experiment.tokens_per_step
 
     def at(self, spec: StepSpec, step: int, timeout_s: float) -> Ledger:
-        """Returns the ledger after an iteration, for a checkpoint of a state of ``spec``; see ``counted``."""
+        """Returns the ledger after an iteration, waiting for missing records up to ``timeout_s``; see ``counted``."""
         base, ledger = self._base(spec, step)
         return counted(ledger, self._run_dir, base, step, self._max_updates, timeout_s)
 
     def so_far(self, spec: StepSpec, step: int) -> tuple[Ledger, int]:
-        """Returns the same as far as it is recorded now, and the last iteration that it counts."""
+        """Returns the ledger as far as iterations are recorded now, and the last iteration that it counts."""
         base, ledger = self._base(spec, step)
         return counted_so_far(ledger, self._run_dir, base, step, self._max_updates)
 
     def contained(self, spec: StepSpec, step: int) -> np.ndarray:
-        """Returns the token updates ``[L, E]`` contained in the experts after an iteration."""
+        """Returns the token updates ``[L, E]`` that the experts contain after an iteration."""
         return self.so_far(spec, step)[0].tally.contained_LE
 
     def note_loss(self, ledger: Ledger, step: int) -> None:
-        """Writes what a recovery has cost, by the ledger that counts the iterations up to ``step``."""
+        """Writes the ledger after a recovery, with the token updates that were lost, to the file of losses.
+
+        Args:
+            ledger: ledger that counts the iterations up to ``step``.
+            step: the iteration.
+        """
         fields = {"step": step, "k": ledger.k, "classes": ledger.num_classes, "tally": ledger.tally.to_json()}
         content, temporary = json.dumps(fields).encode(), self.losses.with_name(f".{self.losses.name}.tmp")
         write_or_spill(self.losses, temporary, lambda file: file.write(content))
 
     def forget_losses(self, step: int) -> None:
-        """Removes losses up to an iteration: a checkpoint after it has them, or the run resumes from an earlier one."""
+        """Removes the file of losses if it is not newer than ``step``.
+
+        It is no longer needed once a checkpoint contains the losses, or when the run resumes from an older checkpoint.
+        """
         losses = self._noted()
         if losses is not None and losses[0] <= step:
             remove_with_spill(self.losses)
 
     def _base(self, spec: StepSpec, step: int) -> tuple[int, Ledger]:
-        """Returns the ledger that counting begins with. A checkpoint of the same iteration is about to be replaced."""
+        """Returns the iteration and ledger that counting begins with, from the last loss or else a checkpoint.
+
+        A checkpoint of the same iteration does not count, since it is about to be replaced.
+        """
         noted = self._noted()
         first = first_ledger(self.experiment, split_of(spec))
         if noted is not None and noted[0] <= step:
@@ -96,16 +108,16 @@ class LedgerCounts:
 
 
 def counted_so_far(ledger: Ledger, run_dir: Path, after: int, step: int, max_updates: int) -> tuple[Ledger, int]:
-    """Returns a ledger with the recorded iterations from ``after`` to ``step``.
+    """Returns a ledger with the recorded iterations from ``after`` to ``step`` added.
 
-    Records are written in the order of their iterations: one that is missing before a later one will not come.
+    Records are written in order: if a later iteration has a record, a missing one will never come.
 
     Args:
         ledger: ledger after iteration ``after``.
         run_dir: run directory.
         after: last iteration that is counted already.
         step: last iteration to count.
-        max_updates: token updates that an expert may get in an iteration.
+        max_updates: upper bound on an expert's token updates in an iteration.
 
     Returns:
         (ledger, last iteration that it counts).
@@ -122,12 +134,12 @@ def counted_so_far(ledger: Ledger, run_dir: Path, after: int, step: int, max_upd
 
 
 def counted(ledger: Ledger, run_dir: Path, after: int, step: int, max_updates: int, timeout_s: float) -> Ledger:
-    """Returns a ledger with all iterations to ``step``, waiting for records that are not written yet.
+    """Returns a ledger with all iterations up to ``step`` added, waiting for records that are not written yet.
 
-    The other arguments are those of ``counted_so_far``.
+    The other arguments are as for ``counted_so_far``.
 
     Args:
-        timeout_s: time limit for records, in seconds; the token updates of those still missing then are unknown.
+        timeout_s: time limit for the records, in seconds; token updates of iterations still missing count as unknown.
     """
     deadline, last = time.monotonic() + timeout_s, after
     while True:
@@ -140,7 +152,7 @@ def counted(ledger: Ledger, run_dir: Path, after: int, step: int, max_updates: i
 
 
 def _recorded(metrics: Path, after: int) -> set[int]:
-    """Returns the iterations after ``after`` that have a line; earlier lines are neither read nor parsed."""
+    """Returns the iterations after ``after`` that have a record; reads the file from its end, and only that far."""
     steps: set[int] = set()
     for _, line in lines_from_end(metrics) if metrics.exists() else ():
         step = (parse_object(line) or {}).get("step")
@@ -152,6 +164,6 @@ def _recorded(metrics: Path, after: int) -> set[int]:
 
 
 def _class_counts(run_dir: Path) -> ClassCounts | None:
-    with suppress(SettingError):  # damaged: nothing in it is known
+    with suppress(SettingError):  # damaged: all token updates are unknown
         return ClassCounts.open(run_dir / CLASS_COUNTS)
     return None

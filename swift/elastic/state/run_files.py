@@ -1,7 +1,7 @@
-"""Directories that the processes of a run share, and that are removed with the run.
+"""Temporary directories that the processes of a run share, removed when the run ends.
 
-``node_memory`` makes the memory directory of a node, and ``RunFiles`` has the paths in it and in the directory that all
-nodes see. ``DirectoryMender`` makes again what somebody has removed while the run continues.
+``node_memory`` makes the memory directory of a node. ``RunFiles`` has the paths in it, and in the directory that all
+nodes see. ``DirectoryMender`` restores directories that somebody has removed while the run continues.
 """
 
 import fcntl
@@ -29,12 +29,12 @@ _LOOK_S, _END_S = 1.0, 1.0
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """The memory directory of a node, and the one on a disk for what does not fit.
+    """The memory directory of a node, with a directory on a disk for files that do not fit.
 
     Attributes:
         path: memory directory.
-        disk: directory on a disk, which is the target of a link in ``path``.
-        corpus: index of the corpus, to which there is a link as well; None: there is none.
+        disk: directory on a disk; ``path`` has a link to it.
+        corpus: index of the corpus, also linked from ``path``; None: there is none.
     """
 
     path: Path
@@ -42,13 +42,13 @@ class NodeMemory:
     corpus: Path | None
 
     def mend(self) -> bool:
-        """Makes again what somebody has removed, as a system does at the end of a user's session.
+        """Restores directories that were removed, as some systems do at the end of a user's session.
 
         Returns:
-            Whether anything was missing. States that were there are lost; processes keep their next ones.
+            Whether anything was missing. States that were there are lost; processes store their next ones again.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: a directory cannot be made.
         """
         links = {SPILL: self.disk} | ({} if self.corpus is None else {_CORPUS: self.corpus})
         directories = (self.path / _STATES, self.path / _COPIES, self.disk / _SOCKETS)
@@ -71,14 +71,14 @@ class NodeMemory:
 
 @contextmanager
 def node_memory(storage: Path, corpus: Path | None = None) -> Iterator[NodeMemory]:
-    """Makes the memory directory of this node for the block, with a link to one on a disk for what does not fit.
+    """Makes the memory directory of this node for the duration of the ``with`` block.
 
     Args:
         storage: directory in which it is made, preferably in shared memory, see ``choose_storage``.
-        corpus: index of the corpus, to which it gets a link.
+        corpus: index of the corpus, to which the memory directory gets a link.
     """
     remove_leftovers(storage)
-    # Under another name until it is locked, so that no other process takes it for a leftover.
+    # Hidden until the lock is held, or another process would remove it as a leftover.
     hidden_path = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=storage))
     disk = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     memory = hidden_path.with_name(hidden_path.name[1:])
@@ -100,9 +100,9 @@ def node_memory(storage: Path, corpus: Path | None = None) -> Iterator[NodeMemor
 
 @contextmanager
 def _in_use(directory: Path) -> Iterator[None]:
-    """Locks a directory so that the system does not clear it of old files, see ``man 5 tmpfiles.d``.
+    """Locks a directory so that systemd does not remove old files from it, see ``man 5 tmpfiles.d``.
 
-    A run of weeks has files in a directory for temporary files that are not accessed for days.
+    A run of weeks has temporary files that are not accessed for days.
     """
     descriptor = _locked(directory)
     try:
@@ -119,17 +119,17 @@ def _locked(directory: Path) -> int:
 
 
 def _make_in_use(directory: Path) -> None:
-    """Makes a directory that was removed, locked until the process ends; see ``_in_use``."""
+    """Restores a directory if it was removed, and locks it until the process ends; see ``_in_use``."""
     if not directory.is_dir():
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _locked(directory)
 
 
 def remove_leftovers(storage: Path) -> None:
-    """Removes memory directories of runs that were killed with all their processes, which would fill up the memory.
+    """Removes the memory directories of runs that were killed with all their processes, to free their memory.
 
     Args:
-        storage: directory that may hold some.
+        storage: directory in which runs make their memory directories.
     """
     for other in storage.glob(f"{_PREFIX}*"):
         with suppress(OSError):
@@ -137,12 +137,12 @@ def remove_leftovers(storage: Path) -> None:
             if not (is_own and (other / SPILL).is_symlink()):  # not a memory directory
                 continue
             with (other / _LOCK).open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a live run holds it
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while a live run holds the lock
                 _remove_memory(other)
 
 
 def _remove_memory(memory: Path) -> None:
-    """Removes a memory directory, and the directories that it has links to."""
+    """Removes a memory directory and the temporary directories that it links to."""
     for linked in ((memory / SPILL).resolve(), (memory / _FILES).resolve()):
         if linked.name.startswith(_PREFIX):
             shutil.rmtree(linked, ignore_errors=True)
@@ -151,13 +151,13 @@ def _remove_memory(memory: Path) -> None:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The two directories that processes of a run share.
+    """The two directories that the processes of a run share.
 
     Attributes:
         path: directory for the configuration and programs, visible to all nodes.
         memory: memory directory of this node for states and sockets, see ``node_memory``.
-        mend: makes again what somebody has removed, and returns whether anything was missing; may raise OSError. Only
-            the process that has made the directories can.
+        mend: restores directories that somebody has removed, and returns whether anything was missing; may raise
+            OSError. Works only in the process that made the directories.
     """
 
     path: Path
@@ -169,19 +169,19 @@ class RunFiles:
     def of(
         cls, config: str, data: Mapping[str, Any], storage: Path, corpus: Path | None = None, shared: Path | None = None
     ) -> Iterator[Self]:
-        """Makes the directories of a run for the block.
+        """Makes the directories of a run for the duration of the ``with`` block.
 
         Args:
             config: operative configuration, gin.
-            data: state of a loader.
+            data: state of a data loader when the run begins.
             storage: directory in which the memory directory of this node is made.
             corpus: index of the corpus on this node, see ``find_index``.
-            shared: directory that all nodes see, if there are several.
+            shared: directory that all nodes see; None: there is only one node.
         """
-        prefix = f"{_PREFIX}{os.getpid()}-"  # names the process, should anything be left behind
+        prefix = f"{_PREFIX}{os.getpid()}-"  # tells which process left a directory behind
         if shared is not None:
             prefix = f".{prefix}"
-            for earlier in shared.glob(f".{_PREFIX}*"):  # left by a first node that was lost with all its processes
+            for earlier in shared.glob(f".{_PREFIX}*"):  # from a first node that was lost with all its processes
                 shutil.rmtree(earlier, ignore_errors=True)
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=shared)).absolute()
         try:
@@ -198,13 +198,13 @@ class RunFiles:
             shutil.rmtree(path, ignore_errors=True)
 
     def _fill(self, config: str, data: Mapping[str, Any], *, is_alone: bool) -> bool:
-        """Makes what is missing of both directories; returns whether anything was."""
+        """Makes the missing files and directories; returns whether any were missing."""
         inner = (self.snapshots, self.handed_over)
         if self.config.is_file() and self.programs.is_dir() and all(directory.is_dir() for directory in inner):
             return False
         _make_in_use(self.path)
         if is_alone and not (self.memory / _FILES).is_symlink():
-            (self.memory / _FILES).symlink_to(self.path)  # found again, should all processes be killed
+            (self.memory / _FILES).symlink_to(self.path)  # for ``remove_leftovers``, should all processes be killed
         replace_file(self.config, config.encode())
         replace_file(self.path / _DATA, json.dumps(data).encode())
         self.programs.mkdir(exist_ok=True)
@@ -213,7 +213,7 @@ class RunFiles:
                 (self.memory / directory.name).mkdir(exist_ok=True)
                 if not directory.is_symlink():
                     directory.symlink_to(self.memory / directory.name)
-            else:  # the checkpoint service, on the first node, has to see those of all nodes
+            else:  # on the shared file system: the checkpoint service, on the first node, reads those of all nodes
                 directory.mkdir(exist_ok=True)
         return True
 
@@ -223,27 +223,27 @@ class RunFiles:
         return self.path / "config.gin"
 
     def data(self) -> dict[str, Any]:
-        """Reads the state of a loader when the run began: every process has to read the same data."""
+        """Reads the state of a loader when the run began, to check that every process reads the same data."""
         return json.loads((self.path / _DATA).read_text())
 
     @property
     def programs(self) -> Path:
-        """Directory of compiled programs, see ``ExecutableCache``."""
+        """Directory for compiled programs, see ``ExecutableCache``."""
         return self.path / "programs"
 
     @property
     def states(self) -> Path:
-        """Directory of whole states, between two generations, see ``SharedMemoryStore``."""
+        """Directory for whole states between two generations, see ``SharedMemoryStore``."""
         return self.memory / _STATES
 
     @property
     def copies(self) -> Path:
-        """Directory of copies of other ranks' slices, see ``SliceCopies``."""
+        """Directory for copies of other ranks' slices, see ``SliceCopies``."""
         return self.memory / _COPIES
 
     @property
     def sockets(self) -> Path:
-        """Directory of sockets, which only its owner may enter."""
+        """Directory for sockets, which only its owner may enter."""
         return (self.memory / SPILL).resolve() / _SOCKETS
 
     @property
@@ -254,27 +254,27 @@ class RunFiles:
 
     @property
     def handed_over(self) -> Path:
-        """Directory of states and copies handed over when ranks leave or return, see ``Handover``."""
+        """Directory for states and copies that processes share when ranks leave or return, see ``Handover``."""
         return self.path / "handed"
 
     @property
     def snapshots(self) -> Path:
-        """Directory of states without slots that are to be saved, or were restored."""
+        """Directory for states without slots, which are to be saved or were restored."""
         return self.path / "snapshots"
 
     def remove(self) -> None:
-        """Removes what no other node sees; for any process whose supervisor is gone."""
+        """Removes the files of this node; for any process whose supervisor is gone."""
         _remove_memory(self.memory)
 
 
 class DirectoryMender:
-    """Makes again, once a second, what somebody has removed of a run's directories; a context manager.
+    """Checks a run's directories once a second and restores them if somebody has removed them; a context manager.
 
-    A thread does so: a directory may be on a file system that does not respond, and whoever sends heartbeats must not
-    wait for it. If no thread can be started nothing is mended.
+    A thread does so, since the file system may not respond, and the main thread has to send heartbeats. If no thread
+    can be started, nothing is restored.
 
     Args:
-        mend: function that makes what is missing, and returns whether anything was; may raise OSError.
+        mend: makes missing directories, and returns whether any were missing; may raise OSError.
     """
 
     def __init__(self, mend: Callable[[], bool]):
@@ -288,13 +288,13 @@ class DirectoryMender:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the thread, before the directories are removed for good."""
+        """Ends the thread, so that it cannot restore directories that are then removed for good."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_END_S)
 
     def news(self) -> str | None:
-        """Returns the next line on what was removed; None: there is no other."""
+        """Returns the next line for the user on removed directories; None: there is none."""
         with suppress(Empty):
             return self._news.get_nowait()
         return None

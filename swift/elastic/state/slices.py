@@ -1,18 +1,18 @@
-"""Slices of the states of elastic runs: copies at neighbours, and the handover when the ranks change.
+"""State slices of elastic runs: copies in neighbours' memory, and the handover when the ranks change.
 
 ``is_elastic`` says which runs are elastic, and ``ElasticSpecs`` has their step specs on any number of expert ranks.
 
-Every rank's slices are copied to the memory of the next rank in the ring: the first level of MoC-System's checkpoints
-(arXiv 2408.04307, section 5), but in the neighbour's memory. ``NeighbourCopies`` transfers a copy over the mesh and
-writes it during the next iteration into ``SliceCopies``. A file is complete or does not exist, so an interrupted copy
-is never taken for a complete one.
+Every rank's slices are copied to the memory of the next rank in the ring. This is the first level of MoC-System's
+checkpoints (arXiv 2408.04307, section 5), except that they are in the neighbour's memory. ``NeighbourCopies`` transfers
+a copy over the mesh and writes it into ``SliceCopies`` during the next iteration. A file is complete or does not exist,
+so an interrupted copy is never mistaken for a complete one.
 
-``Handover`` is where the checkpoint service and all processes see it. When the members change, each process that leaves
-a generation hands over its own states, and its copies of the slices of lost ranks. So its states remain available if it
-dies later. The state that it is to resume from stays among its snapshots until it has resumed.
+``Handover`` is a directory that the checkpoint service and all processes can read. When the members change, each
+process that leaves a generation hands over its own states and its copies of lost ranks' slices, so that they remain
+available if it dies later. The state that a process is to resume from stays among its snapshots until it has resumed.
 
-Legend: P stages, 1 here; L MoE layers, E experts, K experts of a layer in a copy, V arrays of an expert's state of the
-same type, w numbers of a rank's slice.
+Legend: P stages, 1 here; L MoE layers; E experts; K experts per layer in a copy; V arrays of the same type in an
+expert's state; w numbers in a rank's slice of such an array.
 """
 
 import sys
@@ -46,24 +46,24 @@ from swift.train.build import with_num_ranks
 from swift.train.saved_state import split_of
 
 _NeighbourProgram = Callable[..., dict[str, dict[str, jax.Array]]]
-"""(dense, experts, chosen experts) -> ``dense`` and ``experts`` of the rank before."""
+"""(dense, experts, chosen experts) -> ``dense`` and ``experts`` of the previous rank in the ring."""
 
 _STATES, _COPIES = "states", "copies"
 
 
 def is_elastic(experiment: Experiment, *, by_rank: bool) -> bool:
-    """Returns whether expert ranks continue without lost ones, see ``swift.elastic.membership.state_machine``.
+    """Returns whether any subset of the expert ranks can run, see ``swift.elastic.membership.state_machine``.
 
     Args:
         experiment: settings of the run.
-        by_rank: whether each expert rank has a process.
+        by_rank: whether each expert rank is a process of its own.
     """
     is_single_worker = len(experiment.topology.workers) == 1
     return by_rank and is_single_worker and experiment.optimizer.layout == "decoupled"
 
 
 class ElasticSpecs:
-    """The step specs of a run on any number of expert ranks, each on the mesh of a checkpoint.
+    """A run's step specs for any number of expert ranks, each on the storage mesh that checkpoints use; cached.
 
     Args:
         experiment: settings of the run.
@@ -75,7 +75,7 @@ class ElasticSpecs:
         self._by_ranks: dict[int, StepSpec] = {}
 
     def on(self, num_ranks: int) -> StepSpec:
-        """Returns the step spec on ``num_ranks`` ranks, to be put on a live mesh."""
+        """Returns the step spec on ``num_ranks`` ranks, which the caller puts on a live mesh."""
         if num_ranks not in self._by_ranks:
             fewer = with_num_ranks(self._experiment, num_ranks)
             self._by_ranks[num_ranks] = fewer.step_spec(storage_mesh(fewer.topology), self._platform)
@@ -83,7 +83,7 @@ class ElasticSpecs:
 
 
 def neighbour_of(process: Process, processes: Sequence[Process]) -> Process:
-    """Returns the process that keeps copies of a process's slices: the next in the ring of the ranks.
+    """Returns the process that stores copies of a process's slices: the next rank in the ring.
 
     >>> ring = [Process((0, 0), rank) for rank in (0, 1, 3)]
     >>> [str(neighbour_of(process, ring)) for process in ring]
@@ -93,12 +93,12 @@ def neighbour_of(process: Process, processes: Sequence[Process]) -> Process:
 
 
 class SliceCopy(NamedTuple):
-    """A copy of a rank's slices.
+    """Identity of a copy of a rank's slices.
 
     Attributes:
-        num_experts: number of experts of every layer, K.
-        neighbour: process in whose memory the copy is.
-        owner: process whose slices these are.
+        num_experts: number of experts per layer, K.
+        neighbour: process that has the copy in its memory.
+        owner: process that the slices belong to.
         stamp: stamp of the state.
     """
 
@@ -109,17 +109,17 @@ class SliceCopy(NamedTuple):
 
 
 class SliceCopies:
-    """The copies of all processes in a directory, by K, neighbour and owner: each combination has one writer.
+    """A directory of slice copies, by K, neighbour and owner. Each combination has only one writer.
 
     Args:
-        directory: directory of the copies, which must exist.
+        directory: the directory, which must exist.
     """
 
     def __init__(self, directory: Path):
         self._directory = directory
 
     def store(self, num_experts: int, neighbour: Process, owner: Process) -> SharedMemoryStore:
-        """Returns the store of a neighbour's copies of an owner's slices, each with K experts of every layer."""
+        """Returns the store for a neighbour's copies of an owner's slices with K experts per layer."""
         directory = self._directory / str(num_experts)
         directory.mkdir(exist_ok=True)
         directory /= directory_name(neighbour)
@@ -127,7 +127,7 @@ class SliceCopies:
         return SharedMemoryStore(directory, owner)
 
     def find(self, neighbours: Collection[Process], owners: Collection[Process]) -> Iterator[SliceCopy]:
-        """Yields the complete copies that any of these neighbours has of the slices of any of these owners."""
+        """Yields the copies of these owners' slices that any of these neighbours has."""
         for path in self._directory.glob("*/*/*"):
             num_experts, neighbour, owner = int(path.parts[-3]), process_of(path.parts[-2]), process_of(path.name)
             if neighbour in neighbours and owner in owners:
@@ -135,20 +135,20 @@ class SliceCopies:
                     yield SliceCopy(num_experts, neighbour, owner, stamp)
 
     def retain_only(self, neighbour: Process, copies: Collection[SliceCopy] = ()) -> None:
-        """Removes the copies of a neighbour, except some."""
+        """Removes a neighbour's copies, except these."""
         for path in self._directory.glob(f"*/{directory_name(neighbour)}/*"):
             num_experts, owner = int(path.parts[-3]), process_of(path.name)
             stamps = [copy.stamp for copy in copies if (copy.num_experts, copy.owner) == (num_experts, owner)]
             self.store(num_experts, neighbour, owner).retain_only(frozenset(stamps))
 
     def hand_over(self, other: "SliceCopies", neighbour: Process, owners: Collection[Process]) -> None:
-        """Adds the copies that a neighbour has of some owners' slices to other copies."""
+        """Adds a neighbour's copies of these owners' slices to another directory."""
         for num_experts, owner in {(copy.num_experts, copy.owner) for copy in self.find([neighbour], owners)}:
             self.store(num_experts, neighbour, owner).hand_over(other.store(num_experts, neighbour, owner))
 
 
 def needed(chosen_by: Mapping[StateId, np.ndarray], num_classes: int) -> frozenset[StateId]:
-    """Returns the copies to keep: the newest two, and those with the newest slices of an expert.
+    """Returns the copies to keep: the newest two, and each that has the newest slices of some expert.
 
     Args:
         chosen_by: experts ``[L, K]`` in each copy.
@@ -168,11 +168,11 @@ def needed(chosen_by: Mapping[StateId, np.ndarray], num_classes: int) -> frozens
 
 
 def copy_shapes(split: StateSplit, num_experts: int) -> dict[str, Any]:
-    """Returns shapes and types of a copy: one rank's ranked arrays, with K experts of every layer.
+    """Returns the shapes and types of a copy: one rank's RANKED arrays, with K experts per layer.
 
     Args:
-        split: division of the state of all ranks.
-        num_experts: number of experts of every layer, K.
+        split: division of the state into a dense part and experts, for all ranks.
+        num_experts: number of experts per layer, K.
 
     Returns:
         ``dense`` and ``experts`` by name, ``[P, layer, 1, ...]`` and ``[P, L, 1, K, w]``; ``chosen``, ``[layers, K]``.
@@ -192,7 +192,7 @@ def copy_shapes(split: StateSplit, num_experts: int) -> dict[str, Any]:
 
 
 def _as_snapshot(split: StateSplit, copy: Mapping[str, Any]) -> Snapshot:
-    """Returns a copy as a snapshot of one rank (N = 1), its blocks ``[layers, K, V, 1, w]``."""
+    """Converts a copy to a snapshot of one rank (N = 1) with blocks ``[layers, K, V, 1, w]``."""
     chosen_LK = copy["chosen"]
     blocks = {
         dtype: np.empty((*chosen_LK.shape, len(names), 1, split.unit_shapes[dtype].shape[-1]), dtype)
@@ -204,14 +204,16 @@ def _as_snapshot(split: StateSplit, copy: Mapping[str, Any]) -> Snapshot:
 
 
 class NeighbourCopies:
-    """The copies that one process keeps of another's slices during a generation; the first has all experts.
+    """Copies the slices of the previous rank to this process's memory during a generation.
+
+    The first copy of a generation has all experts; later ones have K experts per layer.
 
     Args:
         spec: step spec on the generation's mesh.
         executables: executable cache of the run.
-        copies: copies in the memory of this node.
+        copies: directory of copies in the memory of this node.
         process: this process.
-        processes: processes of the generation, in the order of their ranks.
+        processes: processes of the generation, in rank order.
         config: settings of copies: how often, and of how many experts.
     """
 
@@ -230,32 +232,33 @@ class NeighbourCopies:
         num_layers, num_classes = self._split.num_layers, self._split.num_classes
         self._ledger = Ledger.first(num_layers, num_classes, config.snapshot_k(num_classes))
         self._is_first = True
-        self._chosen: dict[StateId, np.ndarray] = {}  # experts of the copies that exist, or are being written
+        self._chosen: dict[StateId, np.ndarray] = {}  # experts in the copies that exist or are being written
         self._programs: dict[int, _NeighbourProgram] = {}
         self._thread = one_thread("neighbour")
         self._writing: tuple[StateId, Future[None]] | None = None
 
     def count(self, record: Mapping[str, Any]) -> None:
-        """Counts the token updates of an iteration, from its record in ``metrics.jsonl``."""
+        """Counts the token updates in a record of ``metrics.jsonl``, on which the choice of experts depends."""
         self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
 
     def is_due(self, done: int) -> bool:
-        """Returns whether to copy after this iteration; always after the first of a generation.
+        """Returns whether a copy is due after this iteration; always true after the first one of a generation.
 
-        All ranks have to agree on when to copy and on which experts, so neither may depend on whether writing worked.
+        A copy is a collective: all ranks have to agree on when to copy, and which experts. So neither may depend on
+        whether an earlier copy could be written.
         """
         return self._is_first or done % self._config.snapshot_every == 0
 
     def prepare(self) -> None:
-        """Compiles the program of the next copy, unless it is compiled."""
+        """Compiles the program for the next copy if necessary."""
         self._program(self._choice().shape[-1])
 
     def copy(self, stamp: StateId, state: TrainState) -> None:
-        """Transfers a copy, together with all other ranks, and begins to write it.
+        """Transfers a copy, in a collective of all ranks, and starts to write it in a thread.
 
         Args:
             stamp: stamp of the state.
-            state: state on the mesh; it may be donated once this returns.
+            state: state on the mesh; may be donated once this method returns.
         """
         chosen_LK = self._choice()
         arrays, like = by_name(state), copy_shapes(self._split, chosen_LK.shape[-1])
@@ -268,7 +271,7 @@ class NeighbourCopies:
         self._writing = stamp, self._thread.submit(self._write, stamp, received | {"chosen": chosen_LK})
 
     def settle(self) -> None:
-        """Waits until the copy in progress is written; if it cannot be written, the run continues without it."""
+        """Waits until the copy in progress is written. If that fails, the run continues without this copy."""
         if self._writing is None:
             return
         (stamp, writing), self._writing = self._writing, None
@@ -279,7 +282,7 @@ class NeighbourCopies:
             del self._chosen[stamp]
 
     def close(self) -> None:
-        """Finishes the last copy, which no longer needs the devices."""
+        """Finishes writing the last copy, for which the devices are no longer needed."""
         self.settle()
         self._thread.shutdown()
 
@@ -292,13 +295,13 @@ class NeighbourCopies:
         return self._programs[num_experts]
 
     def _copied(self, step: int, chosen_LK: np.ndarray) -> dict[tuple[int, int], Copy]:
-        """Returns the entries of the ledger for these copies, on which the next choice depends."""
+        """Returns the ledger entries for these copies, on which the next choice of experts depends."""
         contained_LE = self._ledger.tally.contained_LE
         units = [(layer, class_) for layer, classes in enumerate(chosen_LK.tolist()) for class_ in classes]
         return {unit: Copy(step, int(contained_LE[unit]), 0, "", {}) for unit in units}
 
     def _write(self, stamp: StateId, received: Mapping[str, Any]) -> None:
-        """Writes a copy, and only then removes earlier ones that are no longer needed."""
+        """Writes a copy, and only then removes earlier copies that are no longer needed."""
         tree = jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else _own_slice(leaf), dict(received))
         num_experts = tree["chosen"].shape[-1]
         self._copies.store(num_experts, self._process, self._owner).save(stamp, tree)
@@ -312,10 +315,10 @@ class NeighbourCopies:
 
 
 def neighbour_slices(spec: StepSpec) -> Wrapped:
-    """Returns the jitted function that sends every rank's slices to the next rank in the ring.
+    """Returns a jitted function that sends every rank's slices to the next rank in the ring.
 
-    It takes RANKED arrays by name, ``dense`` and ``experts``, and the chosen experts ``[L, K]``, REPLICATED; it returns
-    ``dense`` and the chosen ``experts`` of the rank before, RANKED.
+    Its arguments are the RANKED arrays ``dense`` and ``experts``, by name, and the chosen experts ``[L, K]``,
+    REPLICATED. It returns ``dense`` and the chosen ``experts`` of the previous rank, RANKED.
 
     Args:
         spec: step spec on a live mesh of one worker.
@@ -332,12 +335,12 @@ def neighbour_slices(spec: StepSpec) -> Wrapped:
 
 
 def compiled_neighbour(spec: StepSpec, executables: ExecutableCache, num_experts: int) -> _NeighbourProgram:
-    """Returns ``neighbour_slices`` compiled for K experts of every layer; the choice of experts is data.
+    """Returns ``neighbour_slices`` compiled for K experts per layer; which experts is an argument of the program.
 
     Args:
         spec: step spec on a live mesh of one worker.
         executables: executable cache of the run.
-        num_experts: number of experts of every layer, K.
+        num_experts: number of experts per layer, K.
     """
     live = spec.live
 
@@ -352,22 +355,22 @@ def compiled_neighbour(spec: StepSpec, executables: ExecutableCache, num_experts
 
 
 def neighbour_key(num_ranks: int, num_experts: int) -> object:
-    """Returns the key of such a program in the executable cache."""
+    """Returns the key of a ``compiled_neighbour`` program in the executable cache."""
     return "neighbour", num_ranks, num_experts
 
 
 def _own_slice(leaf: jax.Array) -> np.ndarray:
-    """Returns this process's slice of a RANKED array, on the host; on CPU without a copy."""
+    """Returns this process's slice of a RANKED array on the host, without a copy on CPU."""
     (shard,) = leaf.addressable_shards
     return np.asarray(shard.data)
 
 
 @dataclass(frozen=True)
 class Handover:
-    """The states and copies that processes have handed over.
+    """The states and copies that processes have made available to all others.
 
     Attributes:
-        handed_over: directory for them, which must exist.
+        handed_over: directory for these states and copies, which must exist.
         snapshots: directory of the states that processes are to resume from.
         processes: all processes of the run.
     """
@@ -382,35 +385,35 @@ class Handover:
 
     @property
     def copies(self) -> SliceCopies:
-        """Copies of the slices of lost ranks."""
+        """Copies of lost ranks' slices."""
         return SliceCopies(self.handed_over / _COPIES)
 
     def states(self, process: Process) -> SharedMemoryStore:
-        """Store of the states that a process has handed over, with slots."""
+        """Returns the store of the states that a process has handed over, with slots."""
         return SharedMemoryStore(self.handed_over / _STATES, process)
 
     def parts(self, process: Process) -> SharedMemoryStore:
-        """Store of the state that a process is to resume from, without slots."""
+        """Returns the store of the state that a process is to resume from, without slots."""
         return SharedMemoryStore(self.snapshots, process)
 
     def hand_over(
         self, process: Process, states: SharedMemoryStore, copies: SliceCopies, lost: Collection[Process]
     ) -> None:
-        """Hands over the states of a process, and its copies of the slices of lost ranks."""
+        """Makes the states of a process available, and its copies of these lost ranks' slices."""
         states.hand_over(self.states(process))
         copies.hand_over(self.copies, process, lost)
 
     def withdraw(self, process: Process, stamps: frozenset[StateId]) -> None:
-        """Removes what a process has handed over, except some states: no process will resume from the others."""
+        """Removes what a process has handed over except these states, once no process can resume from the rest."""
         self.states(process).retain_only(stamps)
         self.copies.retain_only(process)
 
     def find_slices(self, neighbour: Process, local_stamps: frozenset[StateId], num_experts: int) -> FoundSlices:
-        """Returns the slices that can be found, of any owner and state.
+        """Returns all complete slices that this process can find: handed over, among snapshots, or as its copies.
 
         Args:
-            neighbour: process that asks.
-            local_stamps: states of which it has its own slices; its copies of other states are of no use.
+            neighbour: the process that looks.
+            local_stamps: states that the process has its own slices of; its copies of other states are useless.
             num_experts: number of experts in a complete copy, E.
         """
         complete = {(owner, stamp) for owner in self.processes for stamp in self.states(owner).stamps()}
@@ -430,13 +433,13 @@ class Handover:
         lost: Collection[Process],
         contained_at: Callable[[int], np.ndarray],
     ) -> Iterator[RankCopy]:
-        """Yields the copies of lost ranks' slices that others have, except damaged ones.
+        """Yields the copies that neighbours have of lost ranks' slices; damaged ones are skipped.
 
         Args:
-            split: division of the state.
+            split: division of the state into a dense part and experts.
             layout: layout of the state.
             lost: processes whose slices are needed.
-            contained_at: function that returns the token updates ``[L, E]`` contained in experts after an iteration.
+            contained_at: returns the token updates ``[L, E]`` contained in the experts after an iteration.
         """
         ranks = {process: rank for rank, process in enumerate(layout.processes)}
         for copy in self.copies.find([process for process in ranks if process not in lost], lost):

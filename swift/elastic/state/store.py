@@ -1,13 +1,13 @@
-"""Store of a process's states as files in shared memory: they outlive its devices, and the process itself.
+"""A store for the states of a process, in files in shared memory that outlive its devices and the process itself.
 
-A generation ends with everything on its devices (see ``swift.elastic.jax_group``). What a process needs for the next
-one is in its ``SharedMemoryStore``, where its next incarnation finds it if the process was killed. A file that does not
-fit into the memory is written to a disk, with a link in its place: a run's directory in the memory of a node has a link
-to a directory there, see ``node_memory``.
+At the end of a generation the arrays on its devices are lost (see ``swift.elastic.jax_group``). ``SharedMemoryStore``
+has what a process needs for the next one; if the process was killed, its next incarnation finds it there. A file that
+does not fit into the memory is written to a disk, with a link in its place; the directory for that is linked from the
+node's memory directory, see ``node_memory``.
 
-A state has a row for every stage or worker. A process has ``Shards`` of every array, see ``swift.mesh.state_rows``: for
-each of its devices, RANKED ``[1, layer, 1, ...]``, or SHARED ``[1, ...]``, equal on all devices. ``process_parts`` and
-``join_parts`` convert between the two.
+A whole state has a row for every stage or worker. A process has ``Shards`` of every array, see
+``swift.mesh.state_rows``: for each of its devices, RANKED ``[1, layer, 1, ...]``, or SHARED ``[1, ...]`` and equal on
+all devices. ``process_parts`` and ``join_parts`` convert between the two.
 
 Legend: P stages or workers, N expert ranks.
 """
@@ -37,18 +37,18 @@ from swift.mesh.per_rank import RANKED, is_spec, map_specs
 from swift.mesh.state_rows import Shards
 
 SPILL = "swift-spill"
-"""Name of the link to the directory on the disk."""
+"""Name of the link in a memory directory to its directory on a disk."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PREFIX, _ALIGNMENT = "state-", 64
 
 
 class SharedMemoryStore:
-    """The states that one process has kept.
+    """The stored states of one process, one file per stamp.
 
     Args:
-        directory: directory of all processes of a run on this machine, preferably in shared memory. It must exist: one
-            that was removed with its run must not be created again.
-        process: the process.
+        directory: directory for all processes of a run on this machine, preferably in shared memory. It must exist: a
+            directory that was removed with its run must not come back.
+        process: owner of the states, and the only writer.
     """
 
     def __init__(self, directory: Path, process: Process):
@@ -56,20 +56,20 @@ class SharedMemoryStore:
         self._directory.mkdir(exist_ok=True)
 
     def stamps(self) -> frozenset[StateId]:
-        """Returns the stamps of all kept states."""
+        """Returns the stamps of all stored states."""
         names = [path.name.removeprefix(_PREFIX).split("-") for path in self._directory.glob(f"{_PREFIX}*")]
         return frozenset(StateId(int(generation), int(step)) for generation, step in names)
 
     def save(self, stamp: StateId, tree: Any, records: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Keeps a tree of arrays, replacing one with the same stamp.
+        """Stores a tree of arrays, replacing one with the same stamp.
 
         Args:
             stamp: stamp of the state.
             tree: the state.
-            records: records, JSON, of the iterations up to it that may not be written yet.
+            records: records (JSON) of the iterations up to the state that may not be in the log yet.
 
         Raises:
-            OSError: there is no room for it, neither here nor on the disk that may belong to the directory.
+            OSError: there is no room, neither in this directory nor on the disk that it may be linked to.
         """
         self._directory.mkdir(exist_ok=True)  # see ``NodeMemory.mend``
         arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)]
@@ -88,12 +88,12 @@ class SharedMemoryStore:
             print(f"{self._directory} is full: the state after iteration {stamp.step} is on a disk", file=sys.stderr)
 
     def load(self, stamp: StateId, like: Any, *, is_own: bool = False) -> Any:
-        """Loads a state; its arrays are views of the file, and stay valid if the file is removed.
+        """Loads a state without copying: the arrays are views of the file, and stay valid if the file is removed.
 
         Args:
             stamp: one of ``stamps``.
             like: tree of objects with the expected shapes and types.
-            is_own: whether this incarnation has saved it, so that its checksum need not be checked.
+            is_own: whether this incarnation has saved the state, which makes the checksum unnecessary.
 
         Raises:
             RunError: the state cannot be read, is damaged, or belongs to another model.
@@ -121,7 +121,7 @@ class SharedMemoryStore:
         return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
     def records(self) -> dict[int, dict[str, Any]]:
-        """Returns the records kept with all states, by iteration, except those that cannot be read."""
+        """Returns the records that were stored with any state, by iteration; damaged ones are skipped."""
         records: dict[int, dict[str, Any]] = {}
         for stamp in sorted(self.stamps()):
             with (
@@ -134,27 +134,27 @@ class SharedMemoryStore:
         return records
 
     def hand_over(self, other: "SharedMemoryStore") -> None:
-        """Adds all states to another store; free of cost on the same file system."""
+        """Adds all states to another store, by hard links where the file system is the same."""
         for stamp in self.stamps() - other.stamps():
             _link_or_copy(self._path(stamp), other._path(stamp), other._temporary(stamp))
 
     def retain_only(self, stamps: frozenset[StateId] = frozenset()) -> None:
-        """Removes all states except some."""
+        """Removes all states except these."""
         for stamp in self.stamps() - stamps:
             remove_with_spill(self._path(stamp))
-        for unfinished in self._directory.glob(f".{_PREFIX}*"):  # by an incarnation that died meanwhile
+        for unfinished in self._directory.glob(f".{_PREFIX}*"):  # of an incarnation that died while writing
             remove_with_spill(unfinished)
 
     def _path(self, stamp: StateId) -> Path:
         return self._directory / f"{_PREFIX}{stamp.generation}-{stamp.step}"
 
     def _temporary(self, stamp: StateId) -> Path:
-        """Path of a state that is being written; the directory has one writer."""
+        """Returns the path of a state that is being written; unique, since the directory has only one writer."""
         return self._directory / f".{_PREFIX}{stamp.generation}-{stamp.step}.tmp"
 
 
 def directory_name(process: Process) -> str:
-    """Returns the name of a process's directory.
+    """Returns the directory name of a process: pipeline, stage and rank.
 
     >>> directory_name(Process((1, 0), 2)), process_of(directory_name(Process((1, 0), 2))) == Process((1, 0), 2)
     ('1-0-2', True)
@@ -163,7 +163,7 @@ def directory_name(process: Process) -> str:
 
 
 def process_of(name: str) -> Process:
-    """Returns the process of a directory."""
+    """Returns the process that a directory belongs to; the inverse of ``directory_name``."""
     pipeline, stage, rank = map(int, name.split("-"))
     return Process((pipeline, stage), rank)
 
@@ -173,18 +173,18 @@ def _shape(leaf: Any) -> list[Any]:
 
 
 def _aligned(offset: int) -> int:
-    """Rounds up to the alignment with which devices can use an array where it is."""
+    """Rounds up to the alignment that lets devices use an array in place, without a copy."""
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
 def process_parts(specs: Any, tree: Any, index: int, ranks: Sequence[int]) -> Any:
-    """Returns the part of a state that one process has.
+    """Returns one process's part of a whole state.
 
     Args:
-        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        specs: RANKED or SHARED for each array, or a prefix tree of these.
         tree: arrays on the host, RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
-        index: which of the P is the process's.
-        ranks: expert ranks of its devices.
+        index: row of the process, of the P rows.
+        ranks: expert ranks of the process's devices.
 
     Returns:
         A tree of ``Shards``, which are views.
@@ -198,12 +198,12 @@ def process_parts(specs: Any, tree: Any, index: int, ranks: Sequence[int]) -> An
 
 
 def join_parts(specs: Any, shapes: Any, parts: Sequence[Any]) -> Any:
-    """Returns whole arrays from the parts of all their processes.
+    """Returns the whole state from the parts of all processes.
 
     Args:
-        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        specs: RANKED or SHARED for each array, or a prefix tree of these.
         shapes: shapes of the result.
-        parts: trees of ``Shards`` of the processes of the first stage or worker by rank, then those of the next.
+        parts: trees of ``Shards``, one per process: first all ranks of the first stage or worker, then of the next.
 
     Returns:
         Arrays on the host, RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
@@ -221,18 +221,18 @@ def join_parts(specs: Any, shapes: Any, parts: Sequence[Any]) -> Any:
 
 
 def write_or_spill(path: Path, temporary: Path, write: Callable[[BinaryIO], object]) -> bool:
-    """Writes a file under a temporary name and renames it, so that readers find it complete or not at all.
+    """Writes a file atomically, under a temporary name that is then renamed; on a disk if the memory is full.
 
     Args:
         path: path of the file; an existing file is replaced.
         temporary: path in the same directory, without another writer.
-        write: function that writes the content; called again if the content did not fit.
+        write: writes the content; called again if the content did not fit.
 
     Returns:
-        Whether the file was written to the disk, because the memory is full.
+        Whether the file was written to the disk.
 
     Raises:
-        OSError: it fits nowhere, or cannot be written; nothing is left of it.
+        OSError: the file fits nowhere, or cannot be written; nothing is left behind.
     """
     try:
         with temporary.open("wb") as file:
@@ -256,11 +256,11 @@ def write_or_spill(path: Path, temporary: Path, write: Callable[[BinaryIO], obje
 
 
 def _link_or_copy(path: Path, other: Path, temporary: Path) -> None:
-    """Makes a file available under another path; free of cost on the same file system.
+    """Makes a file available under a second path: by a hard link, or by a copy on another file system.
 
     Args:
         path: path of the file.
-        other: its other path.
+        other: second path.
         temporary: path in the directory of ``other``, without another writer.
 
     Raises:
@@ -283,7 +283,7 @@ def _link_or_copy(path: Path, other: Path, temporary: Path) -> None:
 
 
 def remove_with_spill(path: Path) -> None:
-    """Removes a file, wherever its content is."""
+    """Removes a file, and its content on the disk if it was spilled."""
     target = path.resolve() if path.is_symlink() else None
     path.unlink(missing_ok=True)
     if target is not None:
@@ -291,7 +291,7 @@ def remove_with_spill(path: Path) -> None:
 
 
 def _rename(temporary: Path, path: Path) -> None:
-    """Renames a file, and removes the spilled content of the one that it replaces."""
+    """Renames a file, and removes the spilled content of the file that it replaces."""
     before = path.resolve() if path.is_symlink() else None
     temporary.replace(path)
     if before is not None:
@@ -304,11 +304,11 @@ def _copy(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def _spill_of(path: Path) -> Path | None:
-    """Returns the directory on a disk that belongs to the memory directory of a file; None if there is none."""
+    """Returns the directory on a disk for files that do not fit into the memory of ``path``; None if there is none."""
     with suppress(OSError):
         for parent in path.parent.resolve().parents:
             link = parent / SPILL
-            # In a directory open to all users, such as that for temporary files, others could have made the link.
+            # Check the owner: in a directory that all users may write, such as /tmp, others could have made the link.
             if link.is_symlink() and link.lstat().st_uid == os.getuid() and link.is_dir():
                 return link.resolve()
     return None

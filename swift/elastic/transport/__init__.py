@@ -1,6 +1,6 @@
-"""Processes and nodes of a run, and the messages between them.
+"""Starts the processes of a run on its nodes, and carries messages between them.
 
-``children`` starts and ends processes on this node, ``nodes`` those of a run on several nodes as its first node sees
-them, and ``remote_node`` serves the first node from another. ``connections`` has how nodes find and authenticate each
-other, and ``messages`` what workers, services and nodes say, with one codec.
+``children`` starts and ends processes on one node. On several nodes, ``nodes`` does so for the first node, and
+``remote_node`` is the other side of the connection. ``connections`` finds and authenticates nodes, and ``messages``
+defines the messages between workers, services and nodes, with one codec.
 """

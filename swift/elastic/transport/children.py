@@ -1,7 +1,7 @@
-"""Child processes of the supervisor: the interface to them, and those on its own node.
+"""Child processes of the supervisor: the interface ``Children``, and the implementation for one node.
 
-The exit of a child is detected here, the first step on the path of a failure. Children on other nodes are handled by
-``swift.elastic.transport.nodes``.
+The exit of a child is detected here, which is how most failures are found. ``swift.elastic.transport.nodes`` implements
+the interface for several nodes.
 """
 
 import signal
@@ -22,11 +22,11 @@ MEMORY = "{memory}"
 """Placeholder in a command for the memory directory of the node on which it is started."""
 _STOP_S, _KILL_S = 10.0, 2.0
 _THREAD_S, _PROCESS_S = 4.0, 20.0
-"""Seconds for which starting a thread (the supervisor waits for it) and a process are tried."""
+"""Seconds for which starting a thread or a process is retried; the supervisor waits only for the thread."""
 
 
 class ReceivedLine(NamedTuple):
-    """A line that a child has sent."""
+    """A line that a child has sent, and when it was received, in seconds."""
 
     child: Hashable
     line: str
@@ -50,66 +50,66 @@ class Death(NamedTuple):
 
 
 class Children(Protocol):
-    """Child processes by name; a name may be reused once the death of its child was reported."""
+    """Child processes by name. A name may be reused once the death of its child has been reported."""
 
     def __contains__(self, child: object) -> bool:
-        """Returns whether a child was started and its death has not been reported yet."""
+        """Returns whether a child was started and its death has not been reported by ``deaths`` yet."""
 
     def start(self, child: Hashable, command: Sequence[str], log: Path) -> None:
-        """Starts a child without waiting for it.
+        """Starts a child without waiting until it runs.
 
-        Lines and signals sent meanwhile are delivered once it is running. A child that cannot be started is reported
-        as dead.
+        Lines and signals that are sent meanwhile are delivered later. A child that cannot be started is reported as
+        dead.
 
         Args:
             child: name of the child.
             command: command with its arguments; ``MEMORY`` stands for the memory directory of the child's node.
-            log: file to which its standard error is appended.
+            log: file to which the child's standard error is appended.
         """
 
     def hold(self, child: Hashable, command: Sequence[str], log: Path) -> None:
-        """Starts a process ahead, as which ``start`` starts this child; does nothing if there is one already.
+        """Prespawns a process for a child, which ``start`` then uses; does nothing if there already is one.
 
-        Until then it is no child: nothing is sent to it, and its death is not reported; ``start`` starts another one if
-        it has died. Until its first line comes it has to say nothing.
+        Until then the process is not a child: nothing is sent to it, and its death is not reported. If it has died,
+        ``start`` starts another one. It must not send anything before it has received its first line.
         """
 
     def send(self, child: Hashable, line: str) -> None:
-        """Sends a line to a child, if it is alive."""
+        """Sends a line to a child if it is alive."""
 
     def signal(self, child: Hashable, number: signal.Signals) -> None:
-        """Sends a signal to a child, if it is alive."""
+        """Sends a signal to a child if it is alive."""
 
     def received(self, timeout_s: float) -> list[ReceivedLine]:
         """Returns the lines received since the last call; waits for at most ``timeout_s`` seconds for the first."""
 
     def deaths(self) -> list[Death]:
-        """Returns the deaths since the last call; all lines of these children can be received by then."""
+        """Returns the deaths since the last call; all lines of these children are then ready for ``received``."""
 
     def wait_for(self, children: Collection[Hashable]) -> None:
-        """Waits for the end of children that were asked to end, and kills those that do not."""
+        """Waits for children that were asked to end, and kills those that do not end in time."""
 
     def abandon(self, child: Hashable) -> None:
-        """Gives up a killed child that does not die; no more children start on its node, unless that is the first."""
+        """Gives up on a killed child that does not die. Its node gets no more children, unless it is the first node."""
 
     def node_missing_s(self, child: Hashable) -> float:
-        """Returns for how many seconds the node of a child has been missing; 0: it is there."""
+        """Returns for how many seconds a child's node has been missing; 0 if it is present."""
 
 
 class _Child:
-    """A child that a thread of its own starts and then reads from.
+    """A child process with a thread that starts it and then reads its output.
 
-    Starting a process reads and writes files (its program, its log). The thread that requests it sends heartbeats, and
-    must not wait for a file system that does not respond.
+    Starting a process reads and writes files (its program, its log). The calling thread sends heartbeats, so it must
+    not wait for a file system that does not respond.
 
     Args:
         name: name of the child.
-        popen: function that starts it.
-        lines: queue for the lines that it sends.
-        limit_s: seconds for which starting the thread is tried.
+        popen: starts the process.
+        lines: queue for the lines that the child sends.
+        limit_s: seconds for which starting the thread is retried.
 
     Attributes:
-        has_thread: whether it could be started.
+        has_thread: whether the thread could be started.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class _Child:
             self._is_started.set()
 
     def send(self, line: str) -> None:
-        """Sends a line, once the child is running."""
+        """Sends a line; if the child is still being started, once it runs."""
         with self._lock:
             if self._popen is None:
                 self._pending_lines.append(line)
@@ -142,7 +142,7 @@ class _Child:
                 self._write(self._popen, line)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal, once the child is running."""
+        """Sends a signal; if the child is still being started, once it runs."""
         with self._lock:
             if self._popen is None:
                 self._pending_signals.append(number)
@@ -150,7 +150,7 @@ class _Child:
                 self._popen.send_signal(number)
 
     def is_dead(self, timeout_s: float = 0.0) -> bool:
-        """Returns whether the child has ended or could not be started, after at most ``timeout_s`` seconds."""
+        """Returns whether the child has ended or could not be started, waiting up to ``timeout_s`` seconds for that."""
         deadline = time.monotonic() + timeout_s
         if not self._is_started.wait(timeout_s):
             return False
@@ -166,7 +166,7 @@ class _Child:
         return True
 
     def reap(self) -> str:
-        """Waits for the last lines of a dead child, and returns the cause of its death."""
+        """Reads a dead child's last lines, and returns the cause of its death."""
         if self._popen is None:
             return self._start_error
         assert self._popen.stdin is not None
@@ -199,7 +199,7 @@ class _Child:
                     self._lines.put(ReceivedLine(self._name, line, time.monotonic()))
 
     def _try(self, popen: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
-        """Tries to start the child; it is not tried again where it is to be killed at once."""
+        """Tries to start the child once; stops the retries if the child has meanwhile been sent SIGKILL."""
         try:
             return popen()
         except BlockingIOError as error:
@@ -210,20 +210,20 @@ class _Child:
 
     def _write(self, popen: subprocess.Popen[str], line: str) -> None:
         assert popen.stdin is not None
-        with suppress(BrokenPipeError, ValueError):  # its death is about to be detected
+        with suppress(BrokenPipeError, ValueError):  # the child has died, which is about to be detected
             popen.stdin.write(line)
             popen.stdin.flush()
 
 
 class LocalChildren:
-    """Children on this node; a context manager that leaves none behind.
+    """Children on this node; a context manager that leaves no process behind.
 
     Args:
         environment: environment variables of the children.
         memory: memory directory of this node; replaces ``MEMORY`` in commands.
 
     Attributes:
-        lines: queue of the lines that children have sent.
+        lines: queue of the lines that children have sent, to which other sources may add.
     """
 
     def __init__(self, environment: Mapping[str, str], memory: Path):
@@ -267,7 +267,7 @@ class LocalChildren:
 
     def _process(self, child: Hashable, command: Sequence[str], log: Path) -> _Child:
         words = [self._memory if word == MEMORY else word for word in command]
-        # All children together hold the caller up once, however many cannot be started.
+        # If no thread can be started, retry for the first child only: the caller must not wait for every one of them.
         limit_s = _THREAD_S if time.monotonic() > self._no_wait_before else 0.0
         process = _Child(child, lambda: _popen(words, log, self._environment), self.lines, limit_s)
         if not process.has_thread:
@@ -302,7 +302,7 @@ class LocalChildren:
     def deaths(self) -> list[Death]:
         """See ``Children``."""
         for child in [child for child, abandoned in self._abandoned.items() if abandoned.is_dead()]:
-            self._abandoned.pop(child).reap()  # its death was reported before
+            self._abandoned.pop(child).reap()  # not reported: it has counted as dead since it was abandoned
         dead = [child for child, process in self._children.items() if process.is_dead()]
         return [Death(child, self._children.pop(child).reap(), time.monotonic()) for child in dead]
 
@@ -315,7 +315,7 @@ class LocalChildren:
             self.abandon(child)
 
     def _wait_for(self, children: Collection[Hashable], timeout_s: float) -> list[Hashable]:
-        """Waits for the end of children, and returns those that are left."""
+        """Waits for children to end, and returns those that are still alive after ``timeout_s``."""
         deadline, left = time.monotonic() + timeout_s, []
         for child in children:
             if self._children[child].is_dead(max(0.0, deadline - time.monotonic())):
@@ -334,5 +334,5 @@ def _popen(command: Sequence[str], log: Path, environment: Mapping[str, str]) ->
             stderr=errors,
             text=True,
             env=environment,
-            start_new_session=True,  # Ctrl-C goes to the supervisor alone, which ends the children
+            start_new_session=True,  # Ctrl-C must reach only the supervisor, which then ends the children in order
         )

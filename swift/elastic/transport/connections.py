@@ -1,18 +1,20 @@
-"""Connections of the nodes of a run: how they find each other, prove that they belong to it, and send lines.
+"""Connections between the nodes of a run: how nodes find each other, authenticate, and send lines.
 
 ``Rendezvous`` is a file in the run directory, which all nodes see, with the address of the first node and the key of
-the run. In the handshake each side proves to the other that it has the key, without sending it: the first node sends a
-challenge; the other answers with its number, a challenge of its own and the proof for the first challenge; the first
-node answers with its own proof, and says whether it admits the other. A false proof it refuses in a line without a
-proof of its own.
+the run. In the handshake both sides prove that they have the key, without sending it:
 
-Later messages are neither signed nor encrypted, and neither is the traffic among the processes of a generation (gloo):
-so the use of a network has to be requested explicitly, see ``check_network``.
+1. The first node sends a challenge.
+2. The other node answers with its number, a challenge of its own, and the proof for the first challenge.
+3. The first node answers with its own proof, and says whether it admits the node. It answers a false proof with a
+   refusal, without a proof of its own.
 
-``Admission`` is the first node's side of the handshake, however many other callers there are. The number of callers
-that have not proved yet that they have the key is limited, and so are the time and the bytes that each has for it.
-When the number is reached, a new caller replaces the one that has been pending longest: a node with the key needs only
-a moment. No caller gets a thread or a file of its own before it is admitted.
+Later messages are neither signed nor encrypted. Nor is the traffic between the processes of a generation (gloo). So the
+use of a network has to be requested explicitly, see ``check_network``.
+
+``Admission`` is the first node's side of the handshake. It withstands any number of strangers who connect: the number
+of pending callers, which have not proved yet that they have the key, is limited, and so are the time and the bytes of
+each. At the limit, a new caller replaces the one that has been pending longest, since a node with the key needs only a
+moment. No caller gets a thread or a file object of its own before it is admitted.
 """
 
 import errno
@@ -40,22 +42,22 @@ MAX_BYTES = 1024
 _FILE = ".meeting.json"
 _HANDSHAKE_S, _SEND_S, _MAX_PENDING = 5.0, 2, 128
 _MAX_ACCEPTED = 64
-"""Connections accepted before pending callers are read from again."""
+"""Connections that are accepted before pending callers are read again."""
 _FALSE_PROOF = "the proof is false"
-"""All that a caller without the key is told: it can tell a wrong key from a connection that has ended."""
+"""The only answer to a caller without the key, so that a wrong key differs from a lost connection."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The information that the other nodes need about the first.
+    """The information that other nodes need about the first node, in a file in the run directory.
 
     Attributes:
-        host: address on which it listens.
-        port: port on which it listens.
-        key: key of the run, known only to those who can read the run directory.
+        host: address at which the first node listens.
+        port: port at which the first node listens.
+        key: key of the run, known only to users who can read the run directory.
         scratch: directory that the processes share, see ``RunFiles``.
-        silence_s: seconds without a message from it after which a node counts it as lost.
-        program: digest of the program that it runs, see ``this_program``.
+        silence_s: seconds without a message after which another node counts the first one as lost.
+        program: digest of the program that the first node runs, see ``this_program``.
     """
 
     host: str
@@ -67,24 +69,24 @@ class Rendezvous:
 
     @classmethod
     def of(cls, listener: socket.socket, scratch: Path, silence_s: float) -> Self:
-        """Makes a rendezvous with a new key."""
+        """Returns a rendezvous for a listening socket, with a new key."""
         host, port = listener.getsockname()[:2]
         return cls(host, port, secrets.token_hex(32), str(scratch), silence_s, this_program())
 
     @contextmanager
     def announced(self, run_dir: Path) -> Iterator[None]:
-        """Writes the file for the duration of the block; only its owner can read it."""
+        """Writes the file for the duration of the ``with`` block, readable only by its owner."""
         replace_file(run_dir / _FILE, json.dumps(asdict(self)).encode(), mode=0o600)
         try:
             yield
         finally:
-            with suppress(OSError):  # a disk that fails: a file that is left leads to nobody, and is replaced later
+            with suppress(OSError):  # a disk that fails: a leftover file is harmless, and the next run replaces it
                 if Rendezvous.find(run_dir) == self:
                     (run_dir / _FILE).unlink()
 
     @classmethod
     def find(cls, run_dir: Path) -> Self | None:
-        """Reads the rendezvous of a run; returns None if there is none, or none that can be read."""
+        """Reads the rendezvous of a run; returns None if the file is missing or damaged."""
         try:
             rendezvous = cls(**json.loads((run_dir / _FILE).read_text()))
             ipaddress.ip_address(rendezvous.host)
@@ -96,18 +98,18 @@ class Rendezvous:
         return rendezvous if is_sound else None
 
     def check_program(self) -> None:
-        """Raises SettingError if the first node runs another program than this one."""
+        """Raises SettingError if the first node runs another version of the program than this node."""
         if self.program != this_program():
             allowed = "its first node has another version of Swift, JAX, NumPy or Python: all nodes need the same"
             raise SettingError("--run-dir", str(Path(self.scratch).parent), allowed)
 
 
 def check_network(host: str, *, is_trusted: bool) -> None:
-    """Raises SettingError if the first node listens on a network that may not be used.
+    """Raises SettingError if the first node listens on a network and the user has not allowed that.
 
     Args:
         host: address of the first node.
-        is_trusted: whether networks may be used.
+        is_trusted: whether the user trusts the network (``--insecure-network``).
     """
     if not is_trusted and not ipaddress.ip_address(host).is_loopback:
         allowed = "is a network, on which nothing is encrypted; add --insecure-network if you trust that network"
@@ -115,21 +117,21 @@ def check_network(host: str, *, is_trusted: bool) -> None:
 
 
 class NodeConnection:
-    """One end of a connection between two nodes; messages are lines.
+    """One end of a connection between two nodes, on which messages are lines.
 
     Args:
-        connection: socket, which it owns from now on.
+        connection: socket, owned by this object from now on.
     """
 
     def __init__(self, connection: socket.socket):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Time limit of sends only: a node that does not take what is sent is as good as lost.
+        # Limits sends only, not reads: a node that does not take what is sent is as good as lost.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._connection, self._reader = connection, connection.makefile("r", encoding="utf-8")
         self._sending = threading.Lock()
 
     def send(self, line: str) -> None:
-        """Sends a line, from any thread. If the connection is broken its reader will notice."""
+        """Sends a line; any thread may call this. If the connection is broken, it is ended and ``lines`` stops."""
         with self._sending:
             try:
                 self._connection.sendall(line.encode())
@@ -137,27 +139,27 @@ class NodeConnection:
                 self.end()
 
     def lines(self) -> Iterator[str]:
-        """Yields the lines received, until the connection ends."""
+        """Yields received lines until the connection ends."""
         with suppress(OSError, ValueError):
             for line in self._reader:
                 if line.endswith("\n"):
                     yield line
 
     def end(self) -> None:
-        """Ends the connection for both sides, from any thread."""
+        """Ends the connection for both sides; any thread may call this."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection and releases the socket; only for the thread that reads from it."""
+        """Ends the connection and releases the socket; only the reading thread may call this."""
         self.end()
         self._reader.close()
         self._connection.close()
 
     def authenticate(self, key: str, node: int, *, is_ready: bool = True) -> str | None:
-        """Joins the run as another node, after both sides have proved that they have its key.
+        """Does the handshake as node ``node``, in which both sides prove that they have the key.
 
-        A node that is not ready is not admitted; the first node then knows that it will join.
+        With ``is_ready=False`` the node only announces that it will join, and is not admitted.
 
         Returns:
             None if this node is admitted; otherwise the reason why it is not.
@@ -172,7 +174,7 @@ class NodeConnection:
         return None if refused is None else str(refused)
 
     def _next(self) -> dict[str, object]:
-        """Reads a line of the handshake; returns an empty one if none comes in time."""
+        """Reads a line of the handshake; returns an empty dict if none comes in time."""
         timer = self._time_limit()
         try:
             return _parse(self._reader.readline(MAX_BYTES))
@@ -182,7 +184,7 @@ class NodeConnection:
             timer.cancel()
 
     def _time_limit(self) -> threading.Timer:
-        """Ends the connection after a while, unless it is cancelled; raises OSError if no thread can be started."""
+        """Starts a timer that ends the connection unless cancelled; raises OSError if no thread can be started."""
 
         def start() -> threading.Timer:
             timer = threading.Timer(_HANDSHAKE_S, self.end)
@@ -203,15 +205,15 @@ class _Caller(NamedTuple):
 
 
 class Admission:
-    """The callers that have not proved yet that they have the key.
+    """The first node's side of the handshake, with all callers that have not proved yet that they have the key.
 
     Args:
         listener: socket on which nodes connect.
         key: key of the run, see ``Rendezvous``.
-        refusal: function of (node, whether it is ready to join) that returns why a node is refused although it has the
-            key; None: it is admitted.
-        admit: function that takes the number of an admitted node, and its connection.
-        timeout_s: time limit of a caller to prove that it has the key, in seconds.
+        refusal: maps (node, whether it is ready to join) to the reason why a node with the key is refused; None: it is
+            admitted.
+        admit: takes the number of an admitted node and its connection.
+        timeout_s: time limit for a caller to prove that it has the key, in seconds.
         max_pending: largest number of pending callers.
     """
 
@@ -236,7 +238,7 @@ class Admission:
         return len(self._callers)
 
     def turn(self, timeout_s: float) -> None:
-        """Accepts and reads from callers; waits for them for at most ``timeout_s`` seconds.
+        """Accepts new callers and reads from pending ones; waits at most ``timeout_s`` seconds for something to do.
 
         Raises:
             OSError: no connection can be accepted at present.
@@ -282,7 +284,7 @@ class Admission:
             self._drop(caller)
 
     def _decide(self, caller: _Caller) -> None:
-        """Admits a caller that has sent its whole line, or drops it."""
+        """Admits or drops a caller that has sent its whole line."""
         call = _parse(bytes(caller.received))
         node = call.get("node")
         if not isinstance(node, int):
@@ -316,17 +318,17 @@ def line_of(**fields: object) -> str:
 
 
 def proof(key: str, text: str) -> str:
-    """Returns a digest of a text that only those who have the key can compute."""
+    """Returns the HMAC of a text, which can only be computed with the key."""
     return hmac.digest(key.encode(), text.encode(), "sha256").hex()
 
 
 def has_proof(fields: Mapping[str, object], key: str, text: str) -> bool:
-    """Returns whether a received line has the proof of a text."""
+    """Returns whether a received line has the right proof for a text; compares in constant time."""
     return hmac.compare_digest(str(fields.get("proof")).encode(errors="replace"), proof(key, text).encode())
 
 
 def _send(connection: socket.socket, **fields: object) -> bool:
-    """Sends a line, for which a new connection always has room; returns whether it was sent."""
+    """Sends a line without waiting, since a new connection has room for it; returns whether it was sent."""
     line = line_of(**fields).encode()
     try:
         return connection.send(line) == len(line)
@@ -335,7 +337,7 @@ def _send(connection: socket.socket, **fields: object) -> bool:
 
 
 def _parse(line: str | bytes) -> dict[str, object]:
-    """Reads a line of the handshake; returns an empty one for anything else."""
+    """Parses a line of the handshake; returns an empty dict for anything else."""
     with suppress(ValueError, RecursionError):
         fields = json.loads(line)
         return fields if isinstance(fields, dict) else {}

@@ -1,10 +1,10 @@
-"""Messages of a run's processes and nodes, with the codec of each connection.
+"""The messages between a run's processes and nodes, with a codec for each kind of connection.
 
-Four connections: the supervisor and a worker, through the pipes of the process; the supervisor and the checkpoint
-service; the supervisor and the compile service; and the first node and another one, over TCP, where children are named
-by strings that only the first node interprets.
+There are four: supervisor and worker, supervisor and checkpoint service, and supervisor and compile service, through
+the pipes of the child process; and first node and another node, over TCP. On the last, children are named by strings
+that only the first node interprets.
 
-``member`` is the sender of a message, and ``number`` the number of a generation.
+Fields that many messages share: ``member`` is the sender of a message, and ``number`` the number of a generation.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -34,21 +34,21 @@ from swift.typed import Codec
 
 
 class Begin(NamedTuple):
-    """First command to every member: until it comes, the process has imported all that it needs, and has no devices.
+    """First command to every process. Before it comes, a prespawned process has its imports done but no devices.
 
     Attributes:
-        done: iterations that the run has done.
+        done: number of iterations that the run has done.
     """
 
     done: int
 
 
 class FormGroup(NamedTuple):
-    """``FormGeneration`` as members receive it.
+    """``FormGeneration`` as members receive it, with the address to connect to.
 
     Attributes:
         form: generation to form.
-        address: address of its coordination service.
+        address: address of the generation's coordination service.
     """
 
     form: FormGeneration
@@ -56,14 +56,14 @@ class FormGroup(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Command to all members of a generation: keep a snapshot after iteration ``after``, and run no further."""
+    """Command to all members of a generation: stop after iteration ``after``, and store a snapshot then."""
 
     number: int
     after: int
 
 
 class Hang(NamedTuple):
-    """Command to a member: never end the next iteration."""
+    """Command to a member, for fault injection: never finish the next iteration."""
 
 
 class Stop(NamedTuple):
@@ -71,7 +71,7 @@ class Stop(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The results of an iteration, see ``metrics.jsonl``."""
+    """The metrics of an iteration, as in ``metrics.jsonl``."""
 
     record: dict[str, Any]
 
@@ -84,7 +84,7 @@ class Planned(NamedTuple):
 
 
 class SnapshotKept(NamedTuple):
-    """A member has its part of a state, without slots, among its snapshots.
+    """A member has stored its part of a snapshot, without slots.
 
     Attributes:
         stamp: stamp of the state.
@@ -97,11 +97,11 @@ class SnapshotKept(NamedTuple):
 
 
 class SnapshotMissed(NamedTuple):
-    """A member cannot keep its part of a state that was to be saved.
+    """A member could not store its part of a snapshot, so that the state cannot be saved.
 
     Attributes:
         stamp: stamp of the state.
-        reason: reason, in a few words.
+        reason: cause, in a few words.
     """
 
     member: Member
@@ -110,9 +110,9 @@ class SnapshotMissed(NamedTuple):
 
 
 class DataUnreadable(NamedTuple):
-    """The data of the next iteration, or of an evaluation, cannot be read; the member waits for another generation.
+    """The data for the next iteration or for an evaluation cannot be read; the member waits for another generation.
 
-    ``why`` is the reason, in a line.
+    ``reason`` is the cause, in one line.
     """
 
     member: Member
@@ -132,14 +132,14 @@ WORKER_MESSAGES = Codec[WorkerMessage](
 
 
 class SaveCheckpoint(NamedTuple):
-    """Write a checkpoint of the parts that processes have kept.
+    """Request to write a checkpoint from the parts that processes have stored.
 
     Attributes:
         stamp: stamp of the state.
-        holders: processes that have kept its parts: of whole workers that together have every block, each rank of them.
+        holders: processes whose parts to use: all ranks of a set of workers that together have every block.
         is_full: whether to save all experts, whatever K is.
-        is_elsewhere: whether to save it where there is room, as it cannot be written into the run directory.
-        cut: workers that hold each block of the parts; False: as in the run.
+        is_elsewhere: whether to save it outside the run directory, because that cannot be written.
+        cut: workers that hold each block of the parts; falsy: the run's own cut.
     """
 
     stamp: StateId
@@ -150,11 +150,11 @@ class SaveCheckpoint(NamedTuple):
 
 
 class LoadCheckpoint(NamedTuple):
-    """Read a checkpoint, and keep every process's part of it.
+    """Request to read a checkpoint, and to store the part of each process.
 
     Attributes:
         step: iteration of the checkpoint; None: the newest.
-        generation: generation of the stamp under which the parts are kept.
+        generation: generation of the stamp under which the parts are stored.
         processes: processes of that generation.
     """
 
@@ -164,12 +164,12 @@ class LoadCheckpoint(NamedTuple):
 
 
 class Reshard(NamedTuple):
-    """Reshard a state for the ranks of a generation, and keep every process's part of it.
+    """Request to reshard a state for the ranks of a generation, and to store each process's part.
 
     Attributes:
-        stamp: stamp of the state that processes have handed over.
-        layout: its layout.
-        generation: generation of the stamp under which the parts are kept.
+        stamp: stamp of the state, whose slices processes have handed over.
+        layout: present layout of the state.
+        generation: generation of the stamp under which the parts are stored.
         processes: processes of that generation.
     """
 
@@ -180,13 +180,13 @@ class Reshard(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A checkpoint has been written.
+    """A checkpoint has been written into the run directory.
 
     Attributes:
-        step: last iteration that it contains.
+        step: last iteration that the checkpoint contains.
         seconds: duration of the save, in seconds.
-        path: name of its directory.
-        facts: further fields of the event.
+        path: name of the checkpoint's directory.
+        facts: further fields for the event.
     """
 
     step: int
@@ -199,8 +199,8 @@ class KeptElsewhere(NamedTuple):
     """A checkpoint has been written outside the run directory.
 
     Attributes:
-        step: last iteration that it contains.
-        text: line on its location, and on how to resume from it.
+        step: last iteration that the checkpoint contains.
+        text: line for the user on its location, and on how to resume from it.
     """
 
     step: int
@@ -208,14 +208,14 @@ class KeptElsewhere(NamedTuple):
 
 
 class StateRestored(NamedTuple):
-    """A state has been loaded or resharded, and the parts of all processes are kept.
+    """A state has been loaded or resharded, and the parts of all processes are stored.
 
     Attributes:
-        stamp: stamp under which they are kept.
-        lines: where the state, or the slices of lost ranks, came from, for the terminal.
-        facts: the same for the events.
-        is_resharded: whether it was resharded rather than loaded from a checkpoint.
-        is_origin: whether it is the one that the run begins with, with the weights of another run.
+        stamp: stamp under which the parts are stored.
+        lines: lines for the terminal on where the state, or the slices of lost ranks, came from.
+        facts: the same, as fields for the event.
+        is_resharded: whether the state was resharded rather than loaded from a checkpoint.
+        is_origin: whether the state is a first one, with the weights of another run.
     """
 
     stamp: StateId
@@ -226,12 +226,12 @@ class StateRestored(NamedTuple):
 
 
 class CommandFailed(NamedTuple):
-    """A command has failed.
+    """A request to the checkpoint service has failed.
 
     Attributes:
-        what: the command.
-        step: its iteration; None if the newest checkpoint was requested and there is none.
-        reason: reason, in a line.
+        what: kind of request.
+        step: iteration of the request; None if the newest checkpoint was requested and there is none.
+        reason: cause, in one line.
         generation: generation that waits for a state; 0: none.
     """
 
@@ -249,13 +249,13 @@ CHECKPOINT_ANSWERS = Codec[CheckpointAnswer](Saved, KeptElsewhere, StateRestored
 
 
 class CompileRequest(NamedTuple):
-    """Prepare programs for what may come next; replaces earlier requests that were not begun.
+    """Request to prepare programs for the present configuration and the next ones; replaces all earlier requests.
 
     Attributes:
-        failed: failure set.
-        num_ranks: number of live expert ranks of an elastic run; None: it does not change.
-        cut: workers that hold each block at present; False: as in the run.
-        seeks_cut: whether to look for a better cut, too, where the run moves blocks.
+        failed: workers that are down.
+        num_ranks: number of live expert ranks of an elastic run; None: the run is not elastic.
+        cut: workers that hold each block at present; falsy: the run's own cut.
+        seeks_cut: whether to look for a better cut, too, if the run moves blocks.
     """
 
     failed: frozenset[Worker]
@@ -268,12 +268,12 @@ class Prepared(NamedTuple):
     """The programs of a configuration are in the executable cache.
 
     Attributes:
-        failed: failure set of the configuration.
-        num_ranks: its number of expert ranks; None: it does not change.
-        kinds: kinds of its programs, see ``Steps``.
+        failed: workers that are down in the configuration.
+        num_ranks: number of expert ranks; None: the run is not elastic.
+        kinds: kinds of programs, see ``Steps``.
         compiled: number of programs that had to be compiled.
         seconds: duration, in seconds.
-        before: workers that hold each block until then; False: as in the run.
+        before: workers that hold each block before the change to the configuration; falsy: the run's own cut.
     """
 
     failed: frozenset[Worker]
@@ -288,11 +288,11 @@ class CutPrepared(NamedTuple):
     """The programs of a better cut for the survivors of some failures are in the executable cache.
 
     Attributes:
-        failed: failure set.
+        failed: workers that are down.
         cut: workers that hold each block.
-        microbatches: micro-batches of each pipeline.
-        gain: share of the planned time of a re-routed iteration that it saves.
-        most_bytes: bytes of state that the worker that gets the most of them has to copy.
+        microbatches: number of micro-batches of each pipeline.
+        gain: planned saving, as a share of the time of a re-routed iteration.
+        most_bytes: bytes of state to copy, for the worker that has to copy the most.
         seconds: duration, in seconds.
     """
 
@@ -305,11 +305,11 @@ class CutPrepared(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """A heartbeat, sent regularly, also during a compilation."""
+    """A heartbeat of the compile service, sent also during a compilation."""
 
 
 class CompileFailed(NamedTuple):
-    """The programs of a configuration could not be prepared; processes that need them compile, and may fail, too."""
+    """The programs of a configuration could not be prepared; workers that need them compile, and may fail, too."""
 
     reason: str
 
@@ -329,7 +329,7 @@ class StartChild(NamedTuple):
 
 
 class PrespawnChild(NamedTuple):
-    """Command to a node: hold a child ready, see ``Children.hold``."""
+    """Command to a node: prespawn a child, see ``Children.hold``."""
 
     child: str
     command: list[str]
@@ -368,14 +368,14 @@ class ChildSent(NamedTuple):
 
 
 class ChildDied(NamedTuple):
-    """Report to the first node: a child has died; sent after all its lines."""
+    """Report to the first node: a child has died; sent after all lines of the child."""
 
     child: str
     reason: str
 
 
 class NodeHeartbeat(NamedTuple):
-    """Heartbeat, in either direction."""
+    """Heartbeat between two nodes, in either direction."""
 
 
 class NodeUpdate(NamedTuple):

@@ -1,8 +1,8 @@
-"""Children of a run on several nodes, as seen by its first node: its own, and those that other nodes start for it.
+"""The first node's child processes in a run on several nodes: its own, and the ones on other nodes.
 
-A node that is silent for too long counts as lost with all its children, whose deaths are reported. A node that is cut
-off ends its children itself before it reconnects (``swift.elastic.transport.remote_node``), so no child ever has two
-incarnations running at a time.
+A node that is silent for too long counts as lost, and the deaths of all its children are reported. A node that was only
+cut off ends its children itself before it reconnects (``swift.elastic.transport.remote_node``). So two incarnations of
+a child never run at the same time.
 """
 
 import math
@@ -37,7 +37,7 @@ from swift.errors import RunError
 from swift.tasks import start_thread
 
 NODES = "nodes"
-"""Sender of the lines, among those received, that report connected and lost nodes: ``NodeUpdate``."""
+"""Sender name of received lines with a ``NodeUpdate``, which report that a node has connected or is lost."""
 _HEARTBEAT_S, _PAUSE_S, _ASLEEP_S = 0.5, 0.02, 1.0
 _STOP_S, _KILL_S, _END_S = 10.0, 2.0, 1.0
 
@@ -48,11 +48,11 @@ class _ConnectedNode:
 
     Attributes:
         number: number of the node, from 1.
-        connection: connection to it.
-        seen: when it last sent a message, in seconds.
-        children: its children.
-        abandoned: its children that were killed and do not die.
-        standby: children that it was told to hold ready.
+        connection: connection to the node.
+        seen: when the node last sent a message, in seconds.
+        children: live children on the node.
+        abandoned: children that were killed and do not die.
+        standby: children that the node has prespawned.
     """
 
     number: int
@@ -64,16 +64,16 @@ class _ConnectedNode:
 
 
 class MultiNodeChildren:
-    """Children on the first node and on others; a context manager that ends them all.
+    """Children on the first node and on others; a context manager that ends all of them.
 
     Args:
         local_children: children on this node.
-        node_of: function that returns the node of a child; 0 is this one.
+        node_of: returns the node of a child; 0 is this node.
         num_nodes: number of nodes of the run, including this one.
-        listener: socket on which the others connect.
-        key: key that they have to prove to have, see ``Rendezvous``.
-        is_first: function that returns whether this is still the first node: no other one has taken over the run.
-        silence_s: seconds without a message after which a node is lost.
+        listener: socket on which the other nodes connect.
+        key: key of the run, which other nodes have to prove to have; see ``Rendezvous``.
+        is_first: returns whether this is still the first node, and no other one has taken over the run.
+        silence_s: seconds without a message after which a node counts as lost.
     """
 
     def __init__(
@@ -122,18 +122,18 @@ class MultiNodeChildren:
         return is_unreported or self._is_alive(child)
 
     def _is_alive(self, child: object) -> bool:
-        """Returns whether a child is alive as far as is known; its death may not have been reported yet."""
+        """Returns whether a child is alive as far as this node knows."""
         return child in self._local or any(child in node.children for node in self._connected())
 
     def node_missing_s(self, child: Hashable) -> float:
-        """See ``Children``; infinite for a node with a child that could not be killed."""
+        """See ``Children``; infinite for a node with a child that could not be killed, so nothing starts there."""
         if self._node_of(child) in self._excluded:
             return math.inf
         since = self._away.get(self._node_of(child))
         return 0.0 if since is None else time.monotonic() - since
 
     def start(self, child: Hashable, command: Sequence[str], log: Path) -> None:
-        """See ``Children``; if the node is lost meanwhile the child is reported as dead."""
+        """See ``Children``; if the node is lost, the child is reported as dead."""
         number = self._node_of(child)
         if number == 0:
             self._local.start(child, command, log)
@@ -149,7 +149,7 @@ class MultiNodeChildren:
                 node.connection.send(NODE_MESSAGES.line(StartChild(name, list(command), str(log.absolute()))))
 
     def hold(self, child: Hashable, command: Sequence[str], log: Path) -> None:
-        """See ``Children``; a node that is lost ends what it holds."""
+        """See ``Children``; a node that is lost also ends its prespawned processes."""
         number = self._node_of(child)
         if number == 0:
             self._local.hold(child, command, log)
@@ -173,7 +173,7 @@ class MultiNodeChildren:
         self._send(child, SignalChild(repr(child), number))
 
     def abandon(self, child: Hashable) -> None:
-        """See ``Children``. This node cannot be excluded: the supervisor itself runs here."""
+        """See ``Children``. This node itself cannot be excluded, since the supervisor runs here."""
         self._excluded |= {self._node_of(child)} - {0}
         self._local.abandon(child)
         with self._lock:
@@ -203,7 +203,7 @@ class MultiNodeChildren:
         for child in remote:
             self.signal(child, signal.SIGKILL)
         self._until_dead(remote, _KILL_S)
-        with self._lock:  # these deaths were waited for, and are not reported again
+        with self._lock:  # the caller has waited for these deaths: do not report them again
             self._deaths = [death for death in self._deaths if death.child not in remote]
 
     def _until_dead(self, children: Collection[Hashable], timeout_s: float) -> None:
@@ -222,7 +222,7 @@ class MultiNodeChildren:
             return list(self._nodes.values())
 
     def _drop_silent(self, now: float) -> None:
-        """Drops nodes that are silent, unless this one has just been suspended."""
+        """Drops nodes that are silent, unless this node was just suspended and has not read their messages yet."""
         was_suspended, self._checked = now - self._checked > _ASLEEP_S, now
         for node in self._connected():
             if was_suspended:
@@ -231,18 +231,22 @@ class MultiNodeChildren:
                 node.connection.end()
 
     def _watch(self) -> None:
-        """Checks whether this is still the first node, in a thread without heartbeats: it has to read a file."""
+        """Checks repeatedly whether this is still the first node.
+
+        It reads a file for that, so it runs in a thread of its own: the file system may not respond, and the thread
+        that sends heartbeats must not wait for it.
+        """
         while not (self._is_closed or self._is_superseded):
             self._is_superseded = not self._is_first()
             time.sleep(_HEARTBEAT_S)
 
     def _listen(self) -> None:
-        """Admits nodes and sends heartbeats to connected ones; accesses no file, see ``_watch``."""
+        """Admits nodes and sends heartbeats to connected ones; must not access any file, see ``_watch``."""
         sent = time.monotonic()
         while not self._is_closed:
             try:
                 self._admission.turn(_HEARTBEAT_S)
-            except (OSError, RuntimeError):  # no more connections or threads are possible, or the network is down
+            except (OSError, RuntimeError):  # out of file descriptors or threads, or the network is down: try again
                 time.sleep(_PAUSE_S)
             if time.monotonic() - sent >= _HEARTBEAT_S:
                 sent = time.monotonic()
@@ -252,7 +256,7 @@ class MultiNodeChildren:
     def _admit(self, number: int, connection: socket.socket) -> None:
         try:
             reader = start_thread(self._read_from, number, NodeConnection(connection), limit_s=0.0)
-        except RunError:  # the node tries again; the others wait for heartbeats
+        except RunError:  # no retry here, since other nodes wait for heartbeats; this node will connect again
             connection.close()
             raise
         self._readers = [*filter(threading.Thread.is_alive, self._readers), reader]
@@ -262,7 +266,7 @@ class MultiNodeChildren:
         with closing(connection):
             node = _ConnectedNode(number, connection, time.monotonic())
             with self._lock:
-                if self._is_closed or self._away.pop(number, None) is None:  # it has connected a second time
+                if self._is_closed or self._away.pop(number, None) is None:  # None: the node has connected twice
                     return
                 self._nodes[number] = node
                 self._report(number, is_there=True)
@@ -270,21 +274,21 @@ class MultiNodeChildren:
                 for line in connection.lines():
                     node.seen = time.monotonic()
                     self._take(node, NODE_MESSAGES.read(line))
-            except RunError as error:  # another version of this program: its children end with the connection
+            except RunError as error:  # unknown messages; the node ends its children once the connection is closed
                 print(f"node {number}: {error}", file=sys.stderr)
             finally:
                 self._lose(node)
 
     def _refusal(self, number: int, is_ready: bool) -> str | None:
-        """Returns why a node is not admitted; it may try again."""
+        """Returns why a node is not admitted, for now; None if it is."""
         with self._lock:
             if not is_ready and number in self._away:
-                self._away[number] = time.monotonic()  # it will join soon
+                self._away[number] = time.monotonic()  # it will join soon: restart the time for which it is missing
                 return "it is not ready"
             if self._is_closed:
                 return "the run is over"
             if number in self._nodes:
-                return f"node {number} is connected already"  # or was lost, and is not yet silent for long enough
+                return f"node {number} is connected already"  # or was lost, but has not been silent for long enough
             return None if number in self._away else f"there is no node {number}"
 
     def _take(self, node: _ConnectedNode, message: NodeMessage) -> None:

@@ -1,7 +1,7 @@
-"""A node of a run other than its first: starts children for the first node, and relays messages.
+"""A node of a run other than the first one: starts children for the first node, and relays their messages.
 
-It decides nothing. If it loses the first node, it ends its children, as the run may have continued without them, and
-waits for a first node again.
+It makes no decisions. If it loses the first node, it ends its children, since the run may have continued without them,
+and waits for a first node again.
 """
 
 import signal
@@ -38,8 +38,8 @@ _FIRST = "first node"
 _HEARTBEAT_S, _PAUSE_S, _RETRY_S, _CONNECT_S = 0.5, 0.02, 0.5, 5.0
 _ASLEEP_S, _ANNOUNCE_S = 1.0, 5.0
 _LINGER_S = 10.0
-"""Additional seconds that a node that was asked to end waits for the first node, which may have been asked, too, to
-stop the run in order."""
+"""Additional seconds that a node that was asked to end waits for the first node. The first node may have been asked,
+too, and needs the processes here to stop the run in order."""
 
 
 def serve_node(
@@ -53,17 +53,17 @@ def serve_node(
     is_end_requested: Callable[[], bool],
     is_trusted: bool = False,
 ) -> None:
-    """Serves the first node until the run is over.
+    """Serves the first node until the run is over; finds it again whenever the connection is lost.
 
     Args:
         run_dir: run directory.
         number: number of this node, from 1.
-        deadlines: time limits of the run: of the search for a first node, and of a stop.
+        deadlines: time limits of the run: ``start`` for the search for a first node, ``stopping`` for a stop.
         environment: environment variables of the children.
         storage: directory in which the memory directory of this node is made, see ``node_memory``.
         corpus: index of the corpus on this node, see ``find_index``.
-        is_end_requested: function that returns whether this node was asked to end.
-        is_trusted: whether a network may be used.
+        is_end_requested: returns whether this node was asked to end.
+        is_trusted: whether the user trusts the network, see ``check_network``.
 
     Raises:
         SettingError: the first node is on a network that may not be used, or runs another version of this program.
@@ -81,7 +81,7 @@ def serve_node(
         with (
             node_memory(storage, corpus) as memory,
             LocalChildren(environment, memory.path) as children,
-            DirectoryMender(memory.mend),  # processes that need the directories say what they cannot keep
+            DirectoryMender(memory.mend),  # its news are not shown: workers report the states that they cannot store
         ):
             linger_s = deadlines.stopping + _LINGER_S
             relay = _Relay(connection, children, rendezvous.silence_s, linger_s)
@@ -105,7 +105,7 @@ def _find_first(
         if is_end_requested():
             raise KeyboardInterrupt
         rendezvous = Rendezvous.find(run_dir)
-        if rendezvous is None and (now := _heartbeat(run_dir) or beat) != beat:  # it is alive, and not ready yet
+        if rendezvous is None and (now := _heartbeat(run_dir) or beat) != beat:  # a first node is alive, not ready yet
             beat, deadline = now, time.monotonic() + timeout_s
         if rendezvous is None and (run_dir / SUMMARY).exists():
             return None
@@ -133,7 +133,7 @@ def _connect(rendezvous: Rendezvous) -> NodeConnection:
 
 
 def _heartbeat(run_dir: Path) -> int | None:
-    """Returns the last heartbeat of a first node; None if there is none, or the file system does not respond."""
+    """Returns the last heartbeat of a first node in the run directory; None if it cannot be read."""
     with suppress(SettingError):
         return last_heartbeat(run_dir)
     return None
@@ -141,12 +141,12 @@ def _heartbeat(run_dir: Path) -> int | None:
 
 @contextmanager
 def announcing_arrival(run_dir: Path, number: int, is_trusted: bool = False) -> Iterator[None]:
-    """Lets the first node, if there is one, know during the block that this node will join.
+    """Tells the first node during the ``with`` block that this node will join, so that it keeps waiting.
 
     Args:
         run_dir: run directory.
         number: number of this node, from 1.
-        is_trusted: whether a network may be used.
+        is_trusted: whether the user trusts the network, see ``check_network``.
     """
     is_over = threading.Event()
 
@@ -161,7 +161,7 @@ def announcing_arrival(run_dir: Path, number: int, is_trusted: bool = False) -> 
                     connection.authenticate(rendezvous.key, number, is_ready=False)
 
     thread: threading.Thread | None = None
-    with suppress(RunError):  # without threads, the first node waits no longer than usual
+    with suppress(RunError):  # if no thread can be started, the first node just does not wait longer than usual
         thread = start_thread(announce, name="announcing")
     try:
         yield
@@ -179,10 +179,10 @@ class _Relay:
         self._silence_s, self._linger_s = silence_s, linger_s
 
     def run(self, is_end_requested: Callable[[], bool]) -> EndNode | None:
-        """Runs until this node is no longer needed, the first node is lost, or the wait after a requested end is over.
+        """Relays until the first node ends this node or is lost, or until this node was asked to end and has waited.
 
         Args:
-            is_end_requested: function that returns whether this node was asked to end.
+            is_end_requested: returns whether this node was asked to end.
 
         Returns:
             The last message of the first node; None if it is lost, or has not ended the run in time.
@@ -198,7 +198,7 @@ class _Relay:
         while True:
             deaths = self._children.deaths()
             for child, line, received in self._children.received(0.0 if deaths else _PAUSE_S):
-                if child == _FIRST and not line:
+                if child == _FIRST and not line:  # the mark for the end of the connection, see ``_listen``
                     return None
                 if child == _FIRST:
                     seen, message = received, NODE_MESSAGES.read(line)
@@ -211,7 +211,7 @@ class _Relay:
                 self._send(ChildDied(str(death.child), death.reason))
             before, now = now, time.monotonic()
             if now - before > _ASLEEP_S:
-                seen = now  # messages sent meanwhile are about to be read
+                seen = now  # this node was suspended: messages that were sent meanwhile are about to be read
             if now - sent >= _HEARTBEAT_S:
                 sent = now
                 self._send(NodeHeartbeat())

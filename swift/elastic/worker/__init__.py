@@ -1,5 +1,5 @@
-"""A worker process of a run.
+"""A worker process of an elastic run: it obeys the supervisor and trains.
 
-``channel`` connects it to the supervisor, and ``worker`` takes it from one generation to the next. ``generation`` runs
-the iterations of each, which are those of ``swift.train.loop.TrainLoop``, and has its programs and its states.
+``channel`` has the pipes to and from the supervisor. ``worker`` takes the process from one generation to the next.
+``generation`` trains within a generation, with ``swift.train.loop.TrainLoop``, and has the programs and states for it.
 """

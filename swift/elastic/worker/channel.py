@@ -1,7 +1,7 @@
-"""The pipes between a process and the supervisor: commands come on standard input, messages go to standard output.
+"""The pipes between a process and the supervisor: commands on standard input, messages on standard output.
 
-``CommandListener`` takes the commands of a worker as they arrive, and ``ControlChannel`` sends its messages from any
-thread. All processes of a run, the services too, configure JAX by ``configure_jax`` and write through ``LineWriter``.
+``CommandListener`` takes a worker's commands as they arrive, and ``ControlChannel`` sends its messages from any thread.
+All processes of a run, also the services, configure JAX by ``configure_jax`` and write through ``LineWriter``.
 """
 
 import os
@@ -34,7 +34,7 @@ _HEARTBEAT_S, _ABORT_S = 0.5, 0.05
 
 
 def configure_jax(experiment: Experiment, num_devices: int) -> None:
-    """Configures JAX before it starts.
+    """Configures JAX for CPU devices; must be called before JAX creates a backend.
 
     Args:
         experiment: settings of the run.
@@ -47,10 +47,13 @@ def configure_jax(experiment: Experiment, num_devices: int) -> None:
 
 
 class LineWriter:
-    """Writes lines to standard output, from any thread; everything else that is printed goes to standard error.
+    """Writes protocol lines to standard output, from any thread.
+
+    Everything else that the process or its libraries print is redirected to standard error, file descriptor included,
+    so that it cannot mix with the protocol.
 
     Args:
-        gone: function called when the reader is gone; does not return.
+        gone: called when the reader is gone; does not return.
     """
 
     def __init__(self, gone: Callable[[], NoReturn]):
@@ -58,7 +61,7 @@ class LineWriter:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def write(self, line: str) -> None:
-        """Writes a line."""
+        """Writes a line, which must end with a newline."""
         try:
             with self._lock:
                 self._output.write(line)
@@ -67,7 +70,7 @@ class LineWriter:
             self._gone()
 
     def repeat(self, line: Callable[[], str]) -> None:
-        """Writes a line regularly from now on, in a thread."""
+        """Writes the result of ``line()`` every half second from now on, in a thread: a heartbeat."""
 
         def beat() -> None:
             while True:
@@ -78,11 +81,11 @@ class LineWriter:
 
 
 def wait_to_begin(source: TextIO, gone: Callable[[], NoReturn]) -> Begin:
-    """Waits for the first command of the supervisor.
+    """Waits for the first command of the supervisor; ends the process if that is ``Stop``.
 
     Args:
-        source: stream of commands, a line each.
-        gone: function called when the supervisor is gone; does not return.
+        source: stream of commands, one per line.
+        gone: called when the supervisor is gone; does not return.
     """
     line = source.readline()
     if not line.endswith("\n"):
@@ -95,19 +98,19 @@ def wait_to_begin(source: TextIO, gone: Callable[[], NoReturn]) -> Begin:
 
 
 class CommandListener:
-    """Reads commands of the supervisor in a thread; ends the process when the supervisor is gone.
+    """Reads the supervisor's commands in a thread; ends the process when the supervisor is gone.
 
     Args:
-        source: stream of commands, a line each.
-        aborter: function called with the number of a generation for which the current one has to be left at once, also
-            during a collective; returns a function to call repeatedly until the main thread has taken the command.
-        load_ahead: function called with a command to load programs; returns at once.
-        gone: function called when the supervisor is gone; does not return.
+        source: stream of commands, one per line.
+        aborter: called with the number of a generation that the main thread has to join at once, even if it waits in a
+            collective; returns a function to call repeatedly until the main thread has taken the command.
+        load_ahead: called with a command to preload programs; returns at once.
+        gone: called when the supervisor is gone; does not return.
 
     Attributes:
         newest: newest command to form a generation.
-        halt: newest command to halt.
-        hangs: whether the next iteration is never to end.
+        halt: newest command to stop the run after an iteration.
+        hangs: whether a fault is injected that makes the next iteration hang forever.
     """
 
     def __init__(
@@ -119,15 +122,15 @@ class CommandListener:
     ):
         self._source, self._aborter, self._load_ahead, self._gone = source, aborter, load_ahead, gone
         self._changed = threading.Condition()
-        self._step: Connect | StartGeneration | None = None  # newest command to enter or to run
-        self._taken = 0  # generation that the main thread forms
+        self._step: Connect | StartGeneration | None = None  # newest command to connect or to run
+        self._taken = 0  # newest generation whose command the main thread has taken
         self.newest: FormGroup | None = None
         self.halt: Halt | None = None
         self.hangs = False
         start_thread(self._listen, name="commands")
 
     def wait_to_form(self, after: int, timeout_s: float | None = None) -> FormGroup | None:
-        """Waits for a generation newer than ``after``; returns None if there is none in time."""
+        """Waits for the command to form a generation newer than ``after``; returns None if none comes in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.is_old(after), timeout_s):
                 return None
@@ -136,7 +139,7 @@ class CommandListener:
             return self.newest
 
     def wait_to_enter(self, number: int) -> bool:
-        """Waits until all members have left the generation before; returns False if a newer one is to be formed."""
+        """Waits until all members have left the old generation; returns False if a newer one is to be formed."""
         return isinstance(self._wait_for(Connect, number), Connect)
 
     def wait_to_start(self, number: int) -> StartGeneration | None:
@@ -145,7 +148,7 @@ class CommandListener:
         return command if isinstance(command, StartGeneration) else None
 
     def is_old(self, number: int) -> bool:
-        """Returns whether a newer generation is to be formed."""
+        """Returns whether the supervisor wants a newer generation than ``number``."""
         return self.newest is not None and self.newest.form.number > number
 
     def _wait_for(self, kind: type[Connect] | type[StartGeneration], number: int) -> Connect | StartGeneration | None:
@@ -173,7 +176,7 @@ class CommandListener:
         if isinstance(command, Stop):
             os._exit(0)
         if isinstance(command, FormGroup) and command.form.after is None:
-            # Before the main thread knows the command: until then, its present generation is the one to abort.
+            # Before the main thread knows of the command: until then, the group to abort is surely the old one.
             abort = self._aborter(command.form.number)
             start_thread(self._abort_until_taken, command.form.number, abort)
         if isinstance(command, PreloadPrograms):
@@ -200,12 +203,12 @@ class ControlChannel:
     """Sends messages and heartbeats to the supervisor, on standard output.
 
     Args:
-        gone: function called when the supervisor is gone; does not return.
+        gone: called when the supervisor is gone; does not return.
 
     Attributes:
-        generation: generation that the process runs; 0: none.
-        entered: newest iteration that it has begun.
-        finished: newest iteration that it has finished.
+        generation: generation that the process runs; 0: none. Heartbeats report this and the next two.
+        entered: newest iteration that the process has begun.
+        finished: newest iteration that the process has finished.
     """
 
     def __init__(self, gone: Callable[[], NoReturn]):
@@ -214,18 +217,18 @@ class ControlChannel:
         self._output.repeat(self._heartbeat)
 
     def send(self, kind: type[WorkerMessage], **fields: Any) -> None:
-        """Sends a message of this kind, see ``swift.elastic.transport.messages``."""
+        """Sends a message: a class of ``swift.elastic.transport.messages`` with these fields."""
         self._output.write(WORKER_MESSAGES.line_of(kind, **fields))
 
     @contextmanager
     def timed(self, number: int, phase: str) -> Iterator[None]:
-        """Reports the duration of the block as a phase of the transition to a generation."""
+        """Reports the duration of the ``with`` block as one phase in the transition to a generation."""
         start_time = time.perf_counter()
         yield
         self.send(PhaseTimed, number=number, phase=phase, seconds=round(time.perf_counter() - start_time, 4))
 
     def send_heartbeat(self) -> None:
-        """Sends a heartbeat now."""
+        """Sends a heartbeat now, so that the supervisor learns of progress without delay."""
         self._output.write(self._heartbeat())
 
     def _heartbeat(self) -> str:

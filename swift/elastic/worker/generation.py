@@ -1,11 +1,11 @@
-"""One generation of a run, as one of its processes runs it, with its programs and its states.
+"""Training in one generation, from the side of one process, with the programs and states for it.
 
-``run_generation`` is this process's side of ``swift.train.loop.TrainLoop``, which has the iterations:
-``GenerationWorkers`` are the loop's ``LiveWorkers``, ``GenerationStates`` its ``StateStore``.
+``run_generation`` runs ``swift.train.loop.TrainLoop``: ``GenerationWorkers`` are the loop's ``LiveWorkers``, and
+``GenerationStates`` is its ``StateStore``.
 
-``ProgramPreloader`` loads the programs of the next generation where members keep their devices. XLA binds a loaded
-program to its devices, so in any other transition a member loads its program only once it has the devices of the new
-generation, and training waits for that. ``RetainedStates`` has the states that outlive a generation: on its devices
+``ProgramPreloader`` loads the programs of the next generation in advance, if the members keep their devices. In any
+other transition that is impossible, since XLA binds a loaded program to its devices: training waits until each member
+has the new devices and has loaded its program. ``RetainedStates`` has the states that outlive a generation: on the devices
 while it runs, and in shared memory for the next one.
 """
 
@@ -52,26 +52,26 @@ from swift.train.loop import LiveWorkers, StateStore, TrainLoop, is_due, window_
 from swift.train.records import plan_facts
 
 NUM_SNAPSHOTS = 3
-"""Snapshots kept: one being made, one being saved, one waiting."""
+"""Snapshots in shared memory per process: one being made, one being saved, one waiting."""
 
 
 @dataclass(kw_only=True)
 class GenerationRun:
-    """One generation of a run, as one of its processes runs it.
+    """One generation of a run, from the side of one process.
 
     Attributes:
         experiment: settings of the run.
         process: this process.
         command: command that formed the generation.
-        steps: step functions on its mesh.
-        fault_free: plan without failures, of as many iterations.
+        steps: step functions on the mesh of the generation.
+        fault_free: plan without failures for the same number of iterations, to compare with.
         train: batches of the training split.
         validation: batches of the validation split.
-        channel: channel to the supervisor.
+        channel: messages to the supervisor.
         commands: commands of the supervisor.
-        abortable_for: function of the duration of a window, in seconds, that returns the context of calls that may wait
-            for another process.
-        window_s: longest duration of a window, in seconds.
+        abortable_for: maps the duration of a window, in seconds, to a context for calls that may wait for another
+            process.
+        window_s: longest duration of a window so far, in seconds.
     """
 
     experiment: Experiment
@@ -93,12 +93,12 @@ class GenerationRun:
 
     @property
     def halt(self) -> Halt | None:
-        """Command to stop the run, if it has come."""
+        """Command to stop the run after an iteration; None if this generation has not received one."""
         halt = self.commands.halt
         return halt if halt is not None and halt.number == self.number else None
 
     def abortable(self) -> AbstractContextManager[None]:
-        """Context of calls that may wait for another process."""
+        """Context for calls that may wait for another process, with a time limit from the windows so far."""
         return self.abortable_for(self.window_s)
 
 
@@ -108,13 +108,14 @@ class GenerationStates(StateStore):
 
     Attributes:
         generation: the generation.
-        states: states on the devices by stamp, the newest two: another process may not finish the last iteration.
-        records: records by iteration that may not be written yet.
-        snapshots: store of states to be saved and of restored ones.
+        states: the newest two states on the devices, by stamp. Two, since another process may not finish the last
+            iteration.
+        records: records by iteration, for iterations that may not be in the log yet.
+        snapshots: store of states to be saved, and of restored states.
         copies: copies of another rank's slices; None if none are needed.
-        copy_if_due: function that copies the newest state to shared memory, if the next incarnation is to find it.
+        copy_if_due: copies the newest state to shared memory when that is due, for the next incarnation.
         restored: stamp of the state that was loaded or resharded for the generation; None if there is none.
-        saved: iteration of the newest state kept to be saved; 0 if there is none.
+        saved: iteration of the newest snapshot that was made to be saved; 0 if there is none.
     """
 
     generation: GenerationRun
@@ -127,7 +128,7 @@ class GenerationStates(StateStore):
     saved: int = 0
 
     def record_window(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
-        """Keeps this state and the one before it, and copies slices of another rank if that is due."""
+        """Keeps this state and the previous one, and copies another rank's slices when that is due."""
         before = max(self.states)
         for old_step in [step for step in self.records if step < before.step]:
             del self.records[old_step]
@@ -135,18 +136,18 @@ class GenerationStates(StateStore):
         for old in self.states.keys() - {before}:
             del self.states[old]
         stamp = StateId(self.generation.number, done)
-        self.states[stamp] = state  # after its records, with which it may be kept at once
+        self.states[stamp] = state  # after its records: another thread may store the state with them at any moment
         if self.copies is None:
             return
         for record in records:
             self.copies.count(record)
         if self.copies.is_due(done):
-            self.copies.prepare()  # compilation cannot be aborted
+            self.copies.prepare()  # outside ``abortable``, since a compilation cannot be aborted
             with self.generation.abortable():
                 self.copies.copy(stamp, state)
 
     def check(self, record: dict[str, Any]) -> None:
-        """Accepts every record: the supervisor checks those of all processes."""
+        """Accepts every record, since the supervisor checks the records of all processes."""
 
     def is_due(self, done: int) -> bool:
         """Returns whether a checkpoint is due."""
@@ -154,9 +155,10 @@ class GenerationStates(StateStore):
         return is_due(done, experiment.checkpoint.every, experiment.num_steps)
 
     def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
-        """Keeps a state to be saved, on workers that together have every stage, or chunk."""
+        """Stores a snapshot for the checkpoint service, on a set of workers that has every chunk once."""
         generation = self.generation
-        # A record holds the loss before the update. A run about to stop has no time to compile for the loss after it.
+        # The record has the loss before the update; a checkpoint needs the one after it. A run that is about to stop
+        # has no time to compile the program for that.
         loss = evaluate() if generation.halt is None else None
         spec, stamp = generation.steps.spec, StateId(generation.number, done)
         if generation.process.worker in [spec.live.workers[row] for row in checkpoint_rows(spec)]:
@@ -170,14 +172,14 @@ class GenerationStates(StateStore):
         self.saved = done
 
     def end_window(self) -> None:
-        """Copies the state of a window if that is due, and removes the restored one once there are two later ones."""
+        """Copies the newest state if that is due, and removes the restored snapshot once two newer states exist."""
         self.copy_if_due()
         restored = self.restored
         if restored is not None and restored not in self.states and self.saved != restored.step:
             self.snapshots.retain_only(self.snapshots.stamps() - {restored})
 
     def fail_on_data_error(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:  # noqa: ARG002
-        """Raises the error, which the process reports."""
+        """Raises the error, which ``WorkerProcess`` reports to the supervisor."""
         try:
             raise error
         finally:
@@ -186,11 +188,11 @@ class GenerationStates(StateStore):
 
 @dataclass(kw_only=True)
 class GenerationWorkers(LiveWorkers):
-    """The workers of a generation, which runs until a newer one is to be formed.
+    """The train loop's view of a generation: when windows begin and end, and when to stop.
 
     Attributes:
         generation: the generation.
-        states: its states.
+        states: states of the generation.
     """
 
     generation: GenerationRun
@@ -200,16 +202,16 @@ class GenerationWorkers(LiveWorkers):
 
     @property
     def steps(self) -> Steps:
-        """Step functions on the generation's mesh."""
+        """Step functions on the mesh of the generation."""
         return self.generation.steps
 
     @property
     def period_ratio(self) -> float:
-        """Planned time of an iteration, as a multiple of that without failures."""
+        """Planned duration of an iteration, relative to an iteration without failures."""
         return self.steps.plan.relative_period / self.generation.fault_free.relative_period
 
     def next_window_length(self, done: int) -> int:
-        """Number of iterations in the next window, see ``window_length``."""
+        """Returns how many iterations the next window has, 0 at the end of the run; see ``window_length``."""
         experiment = self.generation.experiment
         periods = (experiment.eval_every, experiment.checkpoint.every)
         if done >= experiment.num_steps:
@@ -217,7 +219,7 @@ class GenerationWorkers(LiveWorkers):
         return window_length(experiment.window, done, experiment.num_steps, periods)
 
     def should_stop(self, done: int) -> bool:
-        """Returns whether the run ends here, or another generation takes over."""
+        """Returns whether this generation ends here: the run is done, is to stop, or a newer generation takes over."""
         generation = self.generation
         newest, halt = generation.commands.newest, generation.halt
         assert newest is not None
@@ -227,9 +229,9 @@ class GenerationWorkers(LiveWorkers):
         return newest.form.number > generation.number and (after is None or done >= after)
 
     def begin_window(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:  # noqa: ARG002
-        """Reports the beginning of a window."""
+        """Tells the supervisor that a window begins."""
         self._begun = time.perf_counter()
-        while self.generation.commands.hangs:
+        while self.generation.commands.hangs:  # an injected fault: the process stays here, but sends heartbeats
             time.sleep(1.0)
         self.generation.channel.entered = last
         self.generation.channel.send_heartbeat()
@@ -237,16 +239,16 @@ class GenerationWorkers(LiveWorkers):
 
     @contextmanager
     def window(self, first: int, last: int) -> Iterator[None]:  # noqa: ARG002
-        """Measures the duration of a window."""
+        """Measures the duration of a window, by which later waits are limited."""
         yield
         self.generation.window_s = max(self.generation.window_s, time.perf_counter() - self._begun)
 
     def abortable(self) -> AbstractContextManager[None]:
-        """Context of calls that may wait for another process."""
+        """Context for calls that may wait for another process."""
         return self.generation.abortable()
 
     def end_window(self, state: TrainState, done: int) -> None:  # noqa: ARG002
-        """Reports the end of a window."""
+        """Tells the supervisor that a window is done, after the first one also how long it took."""
         self.states.end_window()
         channel = self.generation.channel
         if self._is_first:
@@ -258,16 +260,16 @@ class GenerationWorkers(LiveWorkers):
 
 
 def run_generation(generation: GenerationRun, start: StartGeneration, states: GenerationStates) -> None:
-    """Runs a generation until a newer one is to be formed, or to the end of the run.
+    """Trains in a generation until a newer one is to be formed, or until the run ends.
 
     Args:
         generation: the generation.
-        start: command that started it.
-        states: its states; the only one is that from which it continues.
+        start: command that started the generation.
+        states: states of the generation: exactly one, to resume from.
     """
     (stamp,) = states.states
     channel, number = generation.channel, generation.number
-    # Two members report records, so that none is lost with one of them; the supervisor takes each iteration once.
+    # Two members report records, so that the death of one loses nothing; the supervisor takes each iteration once.
     members = start.go.holders or generation.command.form.members
     is_recorder = generation.process in [member.process for member in members[:2]]
 
@@ -285,7 +287,7 @@ def run_generation(generation: GenerationRun, start: StartGeneration, states: Ge
         unwritten = [record for step, record in sorted(states.records.items()) if start.written < step <= done]
         loop.finish(states.states[stamp], done, unwritten)
     elif done and states.is_due(done) and (start.go.holders or not start.is_restored):
-        loop.save(states.states[stamp], done)  # the processes that kept its parts may have died
+        loop.save(states.states[stamp], done)  # once more: the processes that had its snapshot may have died
     done = loop.run(states.states[stamp], done)
     if generation.halt is not None and states.saved < done:
         loop.save(states.states[max(states.states)], done)
@@ -295,12 +297,12 @@ def run_generation(generation: GenerationRun, start: StartGeneration, states: Ge
 
 @dataclass(frozen=True, eq=False)
 class GenerationPrograms:
-    """The programs of a generation.
+    """The programs of a generation: to train, and to move blocks to its members before.
 
     Attributes:
-        steps: its step functions.
-        before: step spec of a state that all members have, of which ``loaded`` makes that of the generation.
-        loaded: program that gives every member its blocks; None: it was not loaded ahead.
+        steps: step functions.
+        before: step spec of the state that ``loaded`` converts; every member must have its part of that state.
+        loaded: program that gives every member its blocks; None: it was not preloaded.
     """
 
     steps: Steps
@@ -308,7 +310,7 @@ class GenerationPrograms:
     loaded: Share | None = None
 
     def share(self, before: StepSpec, has_R: Sequence[bool], executables: ExecutableCache) -> Share:
-        """Returns the program that gives every member its blocks, see ``compiled_transfer``."""
+        """Returns the program that gives every member its blocks: the preloaded one if it fits, else compiles it."""
         is_loaded = self.before is not None and before.has_same_chunks(self.before) and all(has_R)
         if is_loaded and self.loaded is not None:
             return self.loaded
@@ -316,13 +318,13 @@ class GenerationPrograms:
 
 
 class ProgramPreloader:
-    """Loads programs in a thread of its own, on the devices of the generation that the main thread runs.
+    """Loads the next generation's programs while the main thread trains, on the same devices.
 
     Args:
         cuts: step specs and plans of the run.
         executables: cache of the run's programs.
-        num_sequences: sequences of a micro-batch, over all expert ranks.
-        send: function that sends a message to the supervisor, see ``ControlChannel.send``.
+        num_sequences: sequences per micro-batch, over all expert ranks.
+        send: sends a message to the supervisor, see ``ControlChannel.send``.
     """
 
     def __init__(self, cuts: Cuts, executables: ExecutableCache, num_sequences: int, send: Callable[..., None]):
@@ -334,21 +336,21 @@ class ProgramPreloader:
         self._loading: tuple[ChunkAssignment, Future[GenerationPrograms | None]] | None = None
 
     def begin(self, number: int, steps: Steps, devices_RN: np.ndarray) -> None:
-        """Lets programs be loaded from now on, on the devices ``[R, N]`` of a generation that runs these steps."""
+        """Allows loading from now on, on the devices ``[R, N]`` of a generation that runs these steps."""
         with self._lock:
             self._live = number, steps, devices_RN
 
     def load(self, command: PreloadPrograms) -> None:
-        """Begins to load programs, unless their generation has ended; from any thread."""
+        """Starts to load programs, unless their generation has ended. Any thread may call this."""
         with self._lock:
             if self._live is not None and self._live[0] == command.number:
                 self._loading = command.cut, self._thread.submit(self._load, command, *self._live[1:])
 
     def end(self, cut: ChunkAssignment) -> GenerationPrograms | None:
-        """Ends the generation, and waits for a program that is being loaded: it uses the devices.
+        """Ends loading for a generation, and waits for a program that is being loaded, since that uses the devices.
 
         Returns:
-            The programs for the cut of the next generation, if they are loaded.
+            The programs for the cut of the next generation; None if they were not loaded.
         """
         with self._lock:
             self._live, loading, self._loading = None, self._loading, None
@@ -364,13 +366,13 @@ class ProgramPreloader:
         except UnknownAssignment as error:
             self._send(RecutFailed, number=command.number, reason=str(error))
             return None
-        except Exception as error:  # whatever it is comes again once the next generation forms, or does not
+        except Exception as error:  # preloading is optional: a lasting error comes again when the generation forms
             print(f"could not load programs ahead: {error}", file=sys.stderr, flush=True)
         self._send(Loaded, number=command.number)
         return loaded
 
     def _loaded(self, cut: ChunkAssignment, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
-        """Loads programs; returns None if they have to be compiled, which nothing could end before a failure."""
+        """Loads programs; returns None if they are not in the cache, since nothing could end a compilation early."""
         failed, num_sequences = steps.configuration.failed, self._num_sequences
         recut = self._cuts.agreed(failed, cut)
         configuration = self._cuts.configure(recut, failed)
@@ -382,23 +384,24 @@ class ProgramPreloader:
         if not all(key in self._executables for key in keys):
             return None
         ahead.compiled(ahead.main)
-        if self._live is None:  # the generation has ended, and the main thread waits
+        if self._live is None:  # the generation has ended, and the main thread waits: load no more
             return None
         return GenerationPrograms(ahead, before, compiled_transfer(before, spec, self._executables, *shares))
 
 
 class RetainedStates:
-    """The newest states of a process, which outlive its generations once they are kept.
+    """The newest states of a process: on the devices, and in a store that outlives generations and the process.
 
     Args:
         store: store in shared memory.
-        memory_checkpoint_every: iterations between copies that a thread makes while training continues, for an
-            incarnation that follows this one; 0: states are kept at the end of a generation alone.
+        memory_checkpoint_every: iterations between copies that a thread makes while training continues, for the next
+            incarnation of this process; 0: states are stored only at the end of a generation.
 
     Attributes:
-        store: the same.
-        on_devices: states on the devices by stamp.
-        records: records by iteration of which states may be kept; the processes that ran them may have died unreported.
+        store: store in shared memory.
+        on_devices: states on the devices, by stamp.
+        records: records by iteration, stored with the states: the processes that should have reported them to the
+            supervisor may have died.
     """
 
     def __init__(self, store: SharedMemoryStore, memory_checkpoint_every: int = 0):
@@ -406,20 +409,20 @@ class RetainedStates:
         self.on_devices: dict[StateId, TrainState] = {}
         self.records: dict[int, dict[str, Any]] = store.records()
         self._keeping = threading.Lock()
-        self._own_stamps: set[StateId] = set()  # kept by this incarnation
-        self._moved_from: StateId | None = None  # a kept state that others may still need for their blocks
+        self._own_stamps: set[StateId] = set()  # stored by this incarnation
+        self._moved_from: StateId | None = None  # a stored state that others may still need for their blocks
         self._thread = one_thread("copies")
         self._copying: Future[None] | None = None
-        self._copied: tuple[StateId, ...] = ()  # copies that were begun, from the one on that all may need
+        self._copied: tuple[StateId, ...] = ()  # copies that were begun, oldest first, without those nobody can need
 
     def begin(self, stamp: StateId, state: TrainState, moved: StateId | None) -> None:
-        """Notes the state on the devices with which a generation begins, and removes all others from the store.
+        """Sets the state on the devices that a generation begins with, and removes all others from the store.
 
         Args:
-            stamp: stamp with which it may be in the store.
+            stamp: stamp of the state in the store, if it is there.
             state: the state on the devices.
-            moved: its stamp now that workers hold other blocks than those with which it was computed: the one in the
-                store stays until they have them. None: they hold the same.
+            moved: new stamp of the state if the generation has another cut; the stored one then stays until all workers
+                have their blocks. None: the cut is the same.
         """
         self._moved_from = None if moved is None else stamp
         self.on_devices.clear()
@@ -429,7 +432,7 @@ class RetainedStates:
         self._copied = tuple(self.store.stamps())
 
     def placed(self, stamp: StateId, spec: StepSpec, *, is_there: bool) -> TrainState:
-        """Puts this process's part of a state on its devices, those of the mesh of ``spec``; zeros if it has none.
+        """Puts this process's part of a state on its devices, for the mesh of ``spec``; zeros if it has no part.
 
         Args:
             stamp: stamp of the state.
@@ -437,7 +440,7 @@ class RetainedStates:
             is_there: whether this process has its part, see ``SharedMemoryStore.load``.
         """
         live, parts = spec.live, None
-        if is_there and stamp in self.on_devices:  # they are those of the generation before
+        if is_there and stamp in self.on_devices:  # the process has stayed connected: same devices, another mesh
             return rebind_to_mesh(self.on_devices[stamp], live, spec.specs)
         shapes = spec.abstract(with_slots=True)
         if is_there:
@@ -447,27 +450,28 @@ class RetainedStates:
         return put_shards(parts, live, spec.specs, shapes)
 
     def keep(self) -> None:
-        """Keeps the states on the devices, and removes older ones.
+        """Stores the states that are on the devices, and removes older ones from the store.
 
-        Without room for them this process has lost its part of these states, and still has what it kept before; the
-        membership chooses the state to resume from accordingly.
+        If there is no room, this process loses its part of these states and still has the ones stored before; the
+        membership takes that into account when it chooses the state to resume from.
         """
         self._settle()
         with self._keeping:
             for stamp in sorted(self.on_devices.keys() - self._own_stamps):
                 self._save(stamp, self.on_devices[stamp])
             if self.on_devices and self.on_devices.keys() <= self._own_stamps:
-                # After an iteration it is known that all have their blocks; before, they may need those of this state.
+                # Once an iteration is done (two states on the devices), every worker must have its blocks. Until then
+                # others may need blocks of the state from which they were moved.
                 retained = self.on_devices.keys() | ({self._moved_from} if len(self.on_devices) == 1 else set())
                 self._own_stamps &= retained
                 self.store.retain_only(frozenset(filter(None, retained)))
 
     def copy_if_due(self) -> None:
-        """Begins to copy the newest state if that is due, at the end of a window; waits for the copy before.
+        """Starts to copy the newest state if that is due, at the end of a window; waits for the previous copy first.
 
-        It is due when a multiple of ``memory_checkpoint_every`` has been reached, and in the first window of a
-        generation. A process that has ended a later window than that of a copy knows that all others have ended that
-        one: all have the copy before, for which they waited there. So older ones are removed, and two are left.
+        A copy is due in the first window of a generation, and when a multiple of ``memory_checkpoint_every`` is
+        reached. Two copies suffice to resume: a process that has finished a later window than that of its newest copy
+        knows that all others have finished that window. There they waited for the previous copy, so all have that one.
         """
         if not self._memory_checkpoint_every:
             return
@@ -481,16 +485,16 @@ class RetainedStates:
             self._copying = self._thread.submit(self._save, newest, self.on_devices[newest])
 
     def _settle(self) -> None:
-        """Waits for the copy in progress, and removes those that nobody needs any more."""
+        """Waits for the copy in progress, and removes copies that nobody needs any more."""
         if (copying := self._copying) is not None:  # read once: the thread that aborts may settle it at the same time
             copying.result()
             self._copying = None
-            written = self.store.stamps()  # without room for the newest, the last two that are there stay
+            written = self.store.stamps()  # if there was no room for the newest, the two before it stay
             self._copied = tuple(stamp for stamp in self._copied if stamp in written)[-2:]
             self.store.retain_only(frozenset(self._copied))
 
     def _save(self, stamp: StateId, state: TrainState) -> None:
-        """Puts a state into the store, with the records up to it."""
+        """Stores a state with the records up to it; only prints a line if there is no room."""
         records = [record for step, record in list(self.records.items()) if step <= stamp.step]
         try:
             self.store.save(stamp, fetch_shards(state), records)

@@ -1,11 +1,11 @@
-"""A worker process: forms the generations that the supervisor requests, and runs the iterations of each.
+"""A worker process: forms the generations that the supervisor requests, and trains in each of them.
 
-Between two generations its part of the state is in shared memory, once for each of the last two iterations, since
-another process may not have finished the last one. Devices, with all that is on them, outlive a generation only where
-its members stay connected, as blocks move; programs come from the run's executable cache.
+Between two generations the process keeps its part of the state in shared memory. It keeps the last two iterations,
+because another process may not have finished the last one. Devices and their contents are dropped with the generation,
+unless its members stay connected to move blocks. Programs come from the run's executable cache.
 
-``WorkerSpec`` has the settings of a process and the stores that it shares with others. ``AbortableGroup`` has its waits
-for other members of its group, which end once another generation is to be formed at once.
+``WorkerSpec`` has the settings of a process and its stores in shared memory. ``AbortableGroup`` ends waits for other
+members when the supervisor wants another generation at once.
 """
 
 import gc
@@ -67,29 +67,30 @@ from swift.schedules.plans.normalize import ChunkAssignment
 from swift.train.saved_state import split_of
 
 _EXIT_GONE, _EXIT_STUCK = 70, 71
-"""Exit codes of a process whose supervisor is gone, and of one that could not be brought out of a generation."""
+"""Exit codes of a process whose supervisor is gone, and of a process that could not leave a generation."""
 _CONNECT_S = 10
-"""Seconds in which all processes of a generation on CPUs have to connect."""
+"""Time limit for all processes of a generation on CPUs to connect, in seconds."""
 _CONNECT_FACTOR = 2
-"""Time in which all processes have to have their accelerators, as a multiple of ``Deadlines.forming``. The supervisor
-acts on that; a process that gave up before would take the blame for another whose device does not answer."""
+"""Time limit for all processes to get their accelerators, as a multiple of ``Deadlines.forming``. It is longer than the
+supervisor's own limit: a process that gave up first would be blamed for another one whose device does not answer."""
 _GRACE_S = 5.0
-"""Time that a worker that cannot continue waits for a new generation before it asks for one: deaths are found first."""
+"""Seconds that a worker that cannot continue waits before it asks for a new generation. The supervisor usually finds
+the death of a peer within this time, and forms a generation for that reason."""
 _STUCK_S, _STUCK_FACTOR = 5.0, 3.0
-"""Time limit of a program to end once it is aborted, in seconds and as a multiple of its usual duration."""
+"""Time limits for an aborted program to end: at least these seconds, and a multiple of its longest duration so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """Specification of a worker process.
+    """Settings of a worker process, and the stores and caches that follow from them.
 
     Attributes:
         experiment: settings of the run.
         process: identity of this process in the run.
-        by_rank: whether each expert rank has a process.
-        scratch: files that it shares with the others.
-        memory_checkpoint_every: iterations between copies of its state that its next incarnation finds; 0: none.
-        devices: accelerators that it holds; None: it computes on the CPU.
+        by_rank: whether each expert rank is a process of its own.
+        scratch: files that are shared with the other processes.
+        memory_checkpoint_every: iterations between copies of the state for the next incarnation; 0: none.
+        devices: accelerators of the process; None: it computes on the CPU.
         forming_s: the run's ``Deadlines.forming``, in seconds.
     """
 
@@ -103,61 +104,62 @@ class WorkerSpec:
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def gone(self) -> NoReturn:
-        """Ends the process, whose supervisor is gone, after removing the shared files."""
+        """Removes the shared files and ends the process, because the supervisor is gone."""
         with self._ending:  # a second thread that detects it must not exit while the first is still removing
             self.scratch.remove()
             os._exit(_EXIT_GONE)
 
     def group(self, address: str, index: int, num_processes: int) -> JaxGroup:
-        """Makes the process's side of a generation's group, to be joined; see ``JaxGroup``."""
+        """Returns a generation's group for process ``index``, not yet joined; see ``JaxGroup``."""
         if self.devices is None:
             return JaxGroup(address, index, num_processes, _CONNECT_S)
         timeout_s = math.ceil(_CONNECT_FACTOR * self.forming_s)
         return AcceleratorGroup(self.devices, address, index, num_processes, timeout_s)
 
     def programs(self) -> ExecutableCache:
-        """Cache of compiled programs."""
+        """Returns the run's cache of compiled programs."""
         if self.devices is None:
             return ExecutableCache(self.scratch.programs)
-        # The compilers of a group of GPUs share the search for the fastest kernels, and so work at the same time.
+        # XLA divides the autotuning of GPU kernels among the processes of a group, so they have to compile at the same
+        # time: no process may wait for another one's program.
         return ExecutableCache(self.scratch.programs, patience_s=0)
 
     def step_specs(self) -> ElasticSpecs:
-        """Step specs of the run, with the kernel of attention for the devices of this process."""
+        """Returns the step specs of the run, with the attention kernel for this process's devices."""
         return ElasticSpecs(self.experiment, None if self.devices is None else self.devices.platform)
 
     def states(self) -> SharedMemoryStore:
-        """Store of whole states, between two generations."""
+        """Returns the store for whole states between two generations."""
         return SharedMemoryStore(self.scratch.states, self.process)
 
     def snapshots(self) -> SharedMemoryStore:
-        """Store of states without slots that are to be saved, or were restored."""
+        """Returns the store for states without slots, which are to be saved or were restored."""
         return SharedMemoryStore(self.scratch.snapshots, self.process)
 
     def copies(self) -> SliceCopies:
-        """Copies of other ranks' slices."""
+        """Returns the store for copies of other ranks' slices."""
         return SliceCopies(self.scratch.copies)
 
     @property
     def is_elastic(self) -> bool:
-        """Returns whether the run can continue on any ranks, see ``swift.elastic.membership.state_machine``."""
+        """Whether any subset of the ranks can continue the run, see ``swift.elastic.membership.state_machine``."""
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     def await_deaths(self, error: Exception) -> None:
-        """Waits before an error ends the process, if it may be the death of another one, see ``accelerators``."""
+        """Waits before an error ends the process, if the cause may be another one's death; see ``accelerators``."""
         if self.devices is not None:
             await_deaths(error)
 
 
 class AbortableGroup:
-    """The group of which this process is a member, and the time limit for its main thread to react to an abort.
+    """Ends the main thread's waits for other members: by aborting their group, or as a last resort with the process.
 
     Args:
-        keep: function that keeps the states of this process, called before it ends.
+        keep: function that stores the states of this process, called before the process ends.
 
     Attributes:
         number: generation that the main thread forms or runs.
-        group: group of that generation, or of the one before until the main thread has left it; None: there is none.
+        group: group of that generation, or the old group until the main thread has left it; None: there is none.
     """
 
     def __init__(self, keep: Callable[[], None]):
@@ -168,7 +170,9 @@ class AbortableGroup:
 
     @contextmanager
     def abortable(self, limit_s: float) -> Iterator[None]:
-        """Context of calls that no signal interrupts: once aborted they end in ``limit_s``, or the process does."""
+        """Context for calls that nothing can interrupt: if one does not end within ``limit_s`` of an abort, the process
+        does.
+        """
         self._limit_s = limit_s
         try:
             yield
@@ -176,20 +180,23 @@ class AbortableGroup:
             self._limit_s = None
 
     def aborter(self, number: int) -> Callable[[], None]:
-        """Returns the function that aborts the collectives of generations before this one, see ``CommandListener``."""
+        """Returns a function that aborts the collectives of all generations before ``number``.
+
+        ``CommandListener`` calls it repeatedly, from another thread, until the main thread has taken the new command.
+        """
         start_time = time.monotonic()
 
         def abort() -> None:
-            # Read anew each time, as the main thread may only now connect; and before the number, which is then its own
-            # or a later one's.
+            # Read the group on every call, as the main thread may have connected only now. Read it before the number:
+            # the main thread sets the number before it connects, so the group of the new generation is never aborted.
             group, limit_s = self.group, self._limit_s
             if self.number >= number:
                 return
             if group is not None:
                 group.abort()
             if limit_s is not None and time.monotonic() - start_time > limit_s:
-                # A connection that broke during a send may never be reported (see JaxGroup.abort), and nothing
-                # interrupts the creation of a backend. The next incarnation of this process finds the state.
+                # A connection that broke during a send may never be reported (see JaxGroup.abort), and nothing can
+                # interrupt the creation of a backend. The next incarnation of this process finds the stored state.
                 print(f"cannot be aborted for {limit_s:g} s: this process ends", file=sys.stderr, flush=True)
                 self._keep()
                 os._exit(_EXIT_STUCK)
@@ -198,11 +205,11 @@ class AbortableGroup:
 
 
 class WorkerProcess:
-    """A process that is a member of one generation after the other.
+    """A worker process, which joins one generation after another as the supervisor commands.
 
     Args:
-        worker_spec: specification of the process.
-        commands: stream of commands of the supervisor, a line each.
+        worker_spec: settings of the process.
+        commands: stream of the supervisor's commands, one per line.
     """
 
     def __init__(self, worker_spec: WorkerSpec, commands: TextIO):
@@ -212,7 +219,8 @@ class WorkerProcess:
         check_same_data(scratch.data(), self._data[0].state())
         self._executables = worker_spec.programs()
         self._kept = RetainedStates(worker_spec.states(), worker_spec.memory_checkpoint_every)
-        # No array of this backend is kept: generations have backends of their own.
+        # Specs are made on a backend of this process alone, which is cleared below, since each generation has its own:
+        # no array of this backend may be kept.
         self._specs = worker_spec.step_specs()
         spec = self._specs.on(self._experiment.topology.num_expert_ranks)
         num_sequences = self._experiment.sequences_per_microbatch
@@ -222,10 +230,10 @@ class WorkerProcess:
             processes = processes_of(self._experiment.topology, by_rank=True)
             self._handover = Handover(scratch.handed_over, scratch.snapshots, processes)
             self._num_classes = split_of(spec).num_classes
-            self._specs.on(max(1, len(processes) - 1))  # the one most likely to be needed in a recovery
+            self._specs.on(max(1, len(processes) - 1))  # warms the cache for the loss of one rank, the likeliest case
         clear_backends()
         gc.collect()
-        gc.freeze()  # objects that exist now stay: leaving a generation need not traverse them
+        gc.freeze()  # objects that exist now live forever: the collection at the end of a generation can skip them
         self._num_devices = 1 if worker_spec.by_rank else self._experiment.topology.num_expert_ranks
         self._waits = AbortableGroup(self._kept.keep)
         self._members: tuple[Member, ...] = ()  # of the last generation
@@ -240,7 +248,7 @@ class WorkerProcess:
         Args:
             done: iterations that the run had done when this process began.
         """
-        # Done before it reports ready, since a generation that it joins would wait; heartbeats are sent meanwhile.
+        # Skip data before reporting ready, or a whole generation would wait for that. A thread sends heartbeats now.
         self._data[0].skip_to(done)
         self._channel.send(Ready, number=0)
         number, grace_s, is_broken = 0, None, False
@@ -251,14 +259,15 @@ class WorkerProcess:
                 self._channel.send(Ready, number=number)
                 continue
             number = command.form.number
-            if is_broken and command.form.stays_connected:
+            if is_broken and command.form.stays_connected:  # its connections are broken: it cannot stay connected
                 self._channel.send(Ready, number=number)
                 continue
             is_broken = False
             try:
                 self._join_generation(command)
             except DataError as error:
-                # The next generation saves the common state and runs no iteration, see ``WorkerResults``.
+                # The supervisor forms one more generation, which saves the common state and runs no iteration; see
+                # ``WorkerResults``.
                 self._channel.send(DataUnreadable, number=number, reason=str(error))
             except UnknownAssignment as error:
                 self._channel.send(RecutFailed, number=number, reason=str(error))
@@ -270,7 +279,7 @@ class WorkerProcess:
                 grace_s, is_broken = _GRACE_S, True
 
     def _join_generation(self, command: FormGroup) -> None:
-        """Leaves the last generation, forms this one and runs it, unless it is aborted before."""
+        """Leaves the last generation, forms this one and runs it; returns early if a newer one is to be formed."""
         number, members = command.form.number, command.form.members
         self._waits.number = number
         self._channel.generation = self._channel.entered = self._channel.finished = 0
@@ -284,7 +293,7 @@ class WorkerProcess:
             if self._worker_spec.is_elastic:
                 spec = self._specs.on(len(members))
             if self._waits.group is None:
-                clear_backends()  # nothing of it may stay on devices
+                clear_backends()  # drops any backend that planning has made: the new group makes its own
         self._channel.send(Departed, number=number)
         if not self._commands.wait_to_enter(number):
             return
@@ -299,7 +308,7 @@ class WorkerProcess:
             with self._channel.timed(number, "state"):
                 self._restore_state(programs, start, command.form.cut)
             steps = programs.steps
-            del programs  # what has given the members their blocks is needed no more
+            del programs  # frees the program that copied blocks between members
             self._run_generation(command, steps, start)
 
     def _run_generation(self, command: FormGroup, steps: Steps, start: StartGeneration) -> None:
@@ -330,10 +339,10 @@ class WorkerProcess:
         run_generation(generation, start, states)
 
     def _leave(self, form: FormGeneration) -> GenerationPrograms | None:
-        """Leaves the last generation, after keeping its states; unless it stays connected, everything is dropped.
+        """Stores the states of the last generation and leaves it, dropping its devices unless they stay connected.
 
         Returns:
-            The programs of the next one, if it stays connected and they are loaded.
+            The preloaded programs of the next generation, if it stays connected and they were loaded in time.
         """
         if self._neighbour_copies is not None:
             self._neighbour_copies.close()
@@ -349,19 +358,19 @@ class WorkerProcess:
         return None
 
     def _hand_over(self, members: tuple[Member, ...]) -> None:
-        """Hands over what others may need of this process, if the members are not those of the last generation."""
+        """Shares the slices that other processes may need, if the members have changed since the last generation."""
         if self._handover is not None and members != self._members:
             lost = {process for process, _ in set(self._members) - set(members)}
             lost |= set(self._handover.processes) - {process for process, _ in members}
             copies = self._worker_spec.copies()
             try:
                 self._handover.hand_over(self._worker_spec.process, self._kept.store, copies, lost)
-            except OSError as error:  # the others use what there is
+            except OSError as error:  # no room left: the others resume from the slices that do exist
                 print(f"not all states are handed over: {error}", file=sys.stderr, flush=True)
         self._members = members
 
     def _form_group(self, command: FormGroup, configuration: Configuration, spec: StepSpec) -> Steps:
-        """Connects to the other members, unless it has stayed connected, and loads or compiles the program."""
+        """Connects to the other members, unless still connected, and loads or compiles the step program."""
         number, topology = command.form.number, spec.live.topology
         processes, process = [member.process for member in command.form.members], self._worker_spec.process
         with self._channel.timed(number, "connect"):
@@ -386,9 +395,10 @@ class WorkerProcess:
         return steps
 
     def _restore_state(self, programs: GenerationPrograms, start: StartGeneration, cut: ChunkAssignment) -> None:
-        """Puts the state to resume from on the devices, and removes all other states.
+        """Puts the state to resume from on the devices, and removes all other states from the store.
 
-        Where workers hold other blocks than those with which it was computed, it is kept until they have them.
+        The state is initialized, loaded from the snapshots, or assembled from the members. If the generation has
+        another cut than the state, the stored state stays until all workers have their blocks.
         """
         spec, go = programs.steps.spec, start.go
         live, stamp = spec.live, go.stamp or StateId(go.number, 0)
@@ -412,13 +422,13 @@ class WorkerProcess:
     def _state_of_members(
         self, before: StepSpec, programs: GenerationPrograms, stamp: StateId, holders: set[Process]
     ) -> TrainState:
-        """Returns a state of which some members hold their parts: this process's own, and blocks of others.
+        """Assembles this process's state: its own shards from shared memory, missing blocks from peers over the mesh.
 
         Args:
-            before: spec of the parts.
-            programs: programs for the state to return, on the same mesh.
+            before: spec of the state as the holders have it.
+            programs: programs of the generation, on the same mesh; the returned state has their spec.
             stamp: stamp of the state.
-            holders: processes that hold their parts.
+            holders: processes that have their part of the state.
         """
         spec, live = programs.steps.spec, before.live
         state = self._kept.placed(stamp, before, is_there=self._worker_spec.process in holders)
