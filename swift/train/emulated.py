@@ -43,7 +43,7 @@ _Ranks = tuple[int, ...]
 
 
 class FailedSet(NamedTuple):
-    """The workers or the expert ranks that are down."""
+    """The workers that are down or, with a single pipeline, the expert ranks that are down."""
 
     workers: frozenset[Worker]
     ranks: frozenset[StageRank]
@@ -205,7 +205,7 @@ class EmulatedCluster:
             ).close()
 
     def change(self, first: int, last: int) -> FailedSet | PreparedRecut | None:
-        """Returns the failures in these iterations, or a better cut for the current failures; None if nothing changes."""
+        """Returns the failures in these iterations, or a better cut for the present ones; None if nothing changes."""
         down = FailedSet(self._failures.failed(first, last), self._failures.lost_ranks(first, last))
         if down != (self.engine.configuration.failed, self._lost):
             return down

@@ -90,7 +90,7 @@ class Interrupt:
             if not is_first:
                 self._end("swift: ended at once", INTERRUPTED)
             is_first, self.requested = False, True
-            # In a thread of its own: an answer that blocks on a full pipe must not stop this thread from ending the process.
+            # In a thread of its own: an answer that nobody reads may block, and must not outlast the time limit.
             with suppress(RuntimeError):  # no thread can be started: the second signal and the limit still work
                 threading.Thread(target=self._answer, name="answer", daemon=True).start()
             if self._limit_s is not None:
