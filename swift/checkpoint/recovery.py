@@ -29,7 +29,7 @@ _MASTER = "master."
 
 
 class _SourceKind(NamedTuple):
-    """Where a copy of a slice comes from.
+    """The origin of a slice's copy.
 
     Attributes:
         kind: a snapshot of the rank, a replica of the expert in a slot, or a checkpoint in storage.
@@ -47,7 +47,7 @@ class _SourceKind(NamedTuple):
 
 
 class _RankSource(NamedTuple):
-    """Where a lost rank's slices of an expert, or of the dense part, were taken from.
+    """The origins of a lost rank's slices: of one expert, or of the dense part.
 
     Attributes:
         stage, rank: the lost rank.

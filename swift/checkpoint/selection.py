@@ -1,4 +1,4 @@
-"""Which experts a partial checkpoint saves, how large it is, and how many tokens a restore loses.
+"""Partial checkpoints: which experts to save, the size that results, and the tokens that a restore loses.
 
 The methods are MoC-System's (arXiv 2408.04307): partial expert checkpoints (PEC), the proportion of lost tokens (PLT),
 which ``TokenUpdateCounter`` tracks, and Dynamic-K.

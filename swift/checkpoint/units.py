@@ -60,7 +60,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class StateSplit:
-    """Which arrays of a state are dense, which are divided by expert, and how both are laid out.
+    """The division of a state's arrays into dense ones and ones that are split by expert, and their layout.
 
     Attributes:
         abstract: the state as a tree of shapes and dtypes: RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
@@ -122,7 +122,7 @@ class StateSplit:
 
     @cached_property
     def layers_of_stages(self) -> tuple[range, ...]:
-        """For each stage, the MoE layers of the model that it holds, numbered through the model."""
+        """MoE layers that each stage holds, numbered through the model."""
         num_stages, num_layers = self._expert_shape[:2]
         counts = (num_layers,) * num_stages if self.layers_P is None or not self.expert_names else self.layers_P
         ends = list(accumulate(counts, initial=0))

@@ -164,7 +164,7 @@ def _touch(path: Path) -> None:
 
 @dataclass(frozen=True)
 class HostIndex:
-    """How this process joins the hosts of a run.
+    """The settings with which this process joins the hosts of a run.
 
     Attributes:
         coordinator: address HOST:PORT on which host 0 listens; None: JAX detects the cluster (Slurm, Open MPI, TPU

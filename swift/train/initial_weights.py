@@ -31,7 +31,7 @@ class ModelPlan:
 
 
 _WeightPlan: TypeAlias = RestorePlan | ModelPlan
-"""Where a run's first weights come from: a checkpoint or a model directory."""
+"""The source of a run's first weights: a checkpoint or a model directory."""
 
 
 @dataclass(frozen=True)
