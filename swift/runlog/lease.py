@@ -381,7 +381,7 @@ def acquire_lease(
         if not _make_lease(path, owner):
             continue  # another process was quicker
         try:
-            # Look again: an owner that was judged dead may have renewed its heartbeat, or another process come in between.
+            # Look again: an owner that was judged dead may have beaten again, or another process come in between.
             if {lease for lease in _read_leases(run_dir) if lease.path != path} <= set(leases):
                 for lease in leases:
                     lease.path.unlink(missing_ok=True)
