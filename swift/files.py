@@ -113,7 +113,7 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 @cache
 def this_program() -> str:
-    """Returns a digest of Swift's code and of the versions it depends on.
+    """Returns a digest of Swift's code and its dependencies' versions.
 
     It must be the same on all machines of a run, as they read each other's messages and compiled programs.
     """

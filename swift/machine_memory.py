@@ -10,7 +10,7 @@ _GROUP = "the control group of this process"
 
 
 class Room(NamedTuple):
-    """Memory of a machine, of a control group, or of devices.
+    """The memory of a machine, a control group or a set of devices.
 
     Attributes:
         left: bytes that can be taken now, page cache included, since the kernel gives it up. Other caches that it would
@@ -27,7 +27,7 @@ class Room(NamedTuple):
 
 
 def memory_rooms(root: Path = Path("/")) -> tuple[Room, ...]:
-    """Finds the memory of this machine, and of each control group that limits this process.
+    """Finds this machine's memory, and the limit of each control group that this process is in.
 
     Args:
         root: root of the file system.

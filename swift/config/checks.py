@@ -37,7 +37,7 @@ _SWITCHES = ("separate_documents",)
 
 
 def check_parts(settings: Mapping[str, Any]) -> None:
-    """Raises SettingError unless the parts of an experiment are of their types, and its placement is a policy."""
+    """Raises SettingError unless an experiment's parts have the right types, and its placement is a policy."""
     for name, kind in _PARTS.items():
         if not isinstance(settings[name], kind):
             raise SettingError(f"Experiment.{name}", settings[name], f"must be @{kind.__name__}()")

@@ -1,4 +1,4 @@
-"""Cuts a model into stages or runs of layers, by the user's sizes or by the costs of the layers."""
+"""Cuts a model into stages or runs of layers, by the user's sizes or by estimated costs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -85,6 +85,7 @@ def layer_costs(model: ModelConfig, experts: ExpertConfig, vocab_size: int) -> t
         (each layer, the embedding, the head).
     """
     dim, width = model.model_dim, model.num_heads * model.channels
+    # Projections of queries and outputs, of keys and values; then scores and weighted sums over all T positions.
     attention = 2 * dim * (2 * width + 2 * model.kv_heads * model.channels) + 4 * model.sequence_length * width
     network = 2 * dim * (3 if model.activation == "swiglu" else 2)  # FLOPs for each hidden channel of an FFN
     served = experts.top_k * (experts.capacity_factor or 1.0) + model.num_shared_experts
@@ -92,6 +93,7 @@ def layer_costs(model: ModelConfig, experts: ExpertConfig, vocab_size: int) -> t
     dense = network * model.ffn_dim
     # The embedding has one matmul, in its gradient; the head has one for its output and two for its gradients.
     vocabulary = 2.0 * dim * vocab_size
+    # Times 3: each matmul of the forward pass has two in the backward pass.
     costs = [3.0 * (attention + (mixture if is_moe else dense)) for is_moe in model.moe_layers]
     return costs, vocabulary, 3 * vocabulary
 

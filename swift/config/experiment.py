@@ -528,19 +528,19 @@ class Experiment:
 
     @property
     def vocab_size(self) -> int:
-        """Number of rows of the embedding: the model's setting, or else the number of the tokenizer's tokens."""
+        """Number of rows of the embedding: the model's setting, or else the tokenizer's number of tokens."""
         return self.data.vocab_size if self.model.vocab_size is None else self.model.vocab_size
 
     @cached_property
     def blocks(self) -> Cut:
-        """Layers of each stage in a checkpoint: the first pipeline's cut, if its stages hold one run of layers each."""
+        """Layers of each stage in a checkpoint: the first pipeline's cut, unless its stages hold several runs each."""
         if self.cuts[0].num_stages == self.topology.num_stages:
             return self.cuts[0]
         return cut_model(self.model, self.experts, self.vocab_size, self.topology, None)[0]
 
     @cached_property
     def cuts(self) -> tuple[Cut, ...]:
-        """Layers of each stage, or of each run of layers if stages hold several, by pipeline."""
+        """Layers of each stage by pipeline, or of each run if stages hold several runs of layers."""
         shape = shape_of(self.planner, self.topology.num_stages)
         return cut_model(self.model, self.experts, self.vocab_size, self.topology, self.cut, shape)
 

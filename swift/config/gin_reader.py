@@ -103,7 +103,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
 
 
 def load_pipelines(path: Path, overrides: Sequence[str] = ()) -> tuple[Pipeline, ...]:
-    """Reads the pipelines of an experiment's training data, or the pipeline of a file that has no experiment.
+    """Reads the pipelines of an experiment's training data, or the only pipeline in a file without experiment.
 
     Args:
         path: gin file.
@@ -197,8 +197,8 @@ def _installed(path: Path) -> Path:
 
 
 def _build(kind: str, path: Path, overrides: Sequence[str]) -> Any:
-    """Builds an object of a class from the bindings of a gin file and ``--set`` overrides."""
-    gin.clear_config()
+    """Builds an object of a class from a gin file's bindings and ``--set`` overrides."""
+    gin.clear_config()  # gin's bindings are global
     _parse_file(path)
     for text in overrides:
         _parse(_binding(text), Source("--set", text))

@@ -1,4 +1,4 @@
-"""Chooses the layout of each group's master weights, and the attention kernel, from the settings of a run."""
+"""Chooses the layout of each group's master weights, and the attention kernel, from a run's settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -65,7 +65,7 @@ def sharing_ranks(live: LiveMesh, *, embedding: str, head: str) -> dict[str, int
 
 
 def num_hot(gpt: GPT, num_sequences: int, num_microbatches: int) -> int:
-    """Returns how many rows of a sharded embedding a rank may hold copies of; 0 if the embedding is not sharded.
+    """Returns how many of a sharded embedding's rows a rank may hold copies of; 0 if it is not sharded.
 
     Args:
         gpt: architecture of the model.

@@ -235,7 +235,7 @@ def config_text(experiment: Any) -> str:
 
 
 def _render(value: Any, scope: str = "") -> Iterator[str]:
-    """Yields the settings of a part and its inner parts as lines of gin.
+    """Yields the settings of a part and its inner parts as gin lines.
 
     Of two inner parts of the same class, the second gets a scope named after its setting. The parts in a tuple get one
     scope each, numbered by their position.

@@ -33,7 +33,7 @@ _BLOCK_BYTES = 2**22
 
 @dataclass(frozen=True)
 class CountsLayout:
-    """The shape of a file's counts, from which the sizes of header and entries follow."""
+    """The shape of a file's counts, which determines its header and entries."""
 
     num_layers: int
     num_classes: int
@@ -79,7 +79,7 @@ class CountsLayout:
 
 
 def counts_array(name: str, step: int, by_kind: list[Any]) -> np.ndarray:
-    """Checks the counts of a step and returns them as one array, integers ``[K, L, E]`` in the range of uint32.
+    """Checks a step's counts and returns them as one array, integers ``[K, L, E]`` in the range of uint32.
 
     Args:
         name: name of the file, for errors.

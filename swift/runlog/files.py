@@ -145,7 +145,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 class Metrics(Sequence[dict[str, Any]]):
-    """The metrics of a run: a sequence of one record per step, each made on demand.
+    """A run's metrics: a sequence of one record per step, each made on demand.
 
     Args:
         columns: columns of numbers, by metric.

@@ -215,7 +215,7 @@ def _read_lease(number: int, path: Path) -> LeaseFile | None:
             return LeaseFile(number, path, file.read(_LONGEST), os.fstat(file.fileno()).st_mtime_ns)
     except FileNotFoundError:
         return None
-    except PermissionError:
+    except PermissionError:  # another user's lease, whose heartbeat can still be watched
         with suppress(FileNotFoundError):
             return LeaseFile(number, path, b"", path.stat().st_mtime_ns)
         return None
@@ -446,7 +446,7 @@ def living_owner(
 
 @contextmanager
 def writes_checkpoints(run_dir: Path) -> Iterator[None]:
-    """Lets only one process of this machine at a time write a run's checkpoints, for the duration of the block.
+    """Lets one process of this machine at a time write a run's checkpoints, while the block runs.
 
     The directory's next owner waits for the end of the block, see ``acquire_lease``.
 

@@ -123,6 +123,7 @@ class RunDirectory:
         record = _plain({"step": metrics["step"], "time": _now()} | scalars)
         assert record["step"] > self._last_step, f"step {record['step']} was logged after step {self._last_step}"
         with _write_errors():
+            # Counts first: a step that has metrics then always has its counts too.
             if any(len(metrics.get(kind, ())) for kind in KINDS):
                 counts_KLE = counts_array(CLASS_COUNTS, record["step"], [metrics.get(kind) for kind in KINDS])
                 self._counts = self._counts or CountsWriter.open(self.path / CLASS_COUNTS)

@@ -117,6 +117,7 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # If the block failed, its own error matters more than a failed save.
         with nullcontext() if error is None else suppress(OSError, RunError):
             self.follow(wait=True)
         self._thread.shutdown()

@@ -223,7 +223,7 @@ class EmulatedCluster:
             checkpointer: checkpoints of the run; none may be in progress.
 
         Raises:
-            StateLost: a stage or an expert rank had state of which there is no copy.
+            StateLost: a stage or an expert rank had state that has no other copy.
         """
         if isinstance(change, PreparedRecut):
             assert self._search is not None, "found without a search"
@@ -302,10 +302,11 @@ class EmulatedCluster:
             reason = f"{error}, at iteration {first}"
             remedy = "every" if self._experiment.checkpoint.snapshot_every else "snapshot_every"
             raise StateLost(reason, "rank_lost", changed_ranks, f"a CheckpointConfig.{remedy} above 0") from None
-        jax.tree.map(lambda leaf: leaf.delete(), state)
+        jax.tree.map(lambda leaf: leaf.delete(), state)  # it is on the host; the devices may not hold both states
         state = jax.block_until_ready(put_state(steps.spec, reshape_state(recovery.state, old, steps.spec)))
         times.append(time.perf_counter())
         self._lost = lost
+        # Keep the engine of all ranks: the run returns to it when they have rejoined.
         for other in self._engines.keys() - {ranks, tuple(range(self._num_ranks))}:
             self._engines.pop(other).close()
         checkpointer.change_ranks(steps.spec, recovery.ledger)
@@ -395,7 +396,7 @@ def _cost_text(change: Reconfiguration) -> str:
 
 
 def _changed_names(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:
-    """Returns the names of the ranks that fail and of those that rejoin."""
+    """Returns the names of the ranks that fail or rejoin, by what they do."""
     return {"failed": _rank_names(lost - before), "rejoined": _rank_names(before - lost)}
 
 

@@ -235,7 +235,7 @@ class EmulatedWorkers(LiveWorkers):
         return self.cluster.engine.period_ratio
 
     def next_window_length(self, done: int) -> int:
-        """Returns the length of the next window, see ``window_length``; 0 at the end of the invocation."""
+        """Returns the next window's length, see ``window_length``; 0 at the end of the invocation."""
         return next_length(self.experiment, self.options, done, self.last_step) if done < self.last_step else 0
 
     def should_stop(self, done: int) -> bool:

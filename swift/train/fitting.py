@@ -1,4 +1,4 @@
-"""Checks whether a run fits into the memory of its devices, or of this machine if devices are emulated.
+"""Checks whether a run fits into its devices' memory, or this machine's if devices are emulated.
 
 The check by shapes comes before anything is compiled, and the check of the compiled program before the first state is
 made. The account covers one iteration. The process itself, a checkpoint's copy and programs that are compiled ahead
@@ -139,7 +139,7 @@ def check_program(experiment: Experiment, engine: Engine, num_iterations: int) -
 
 
 def check_processes(experiment: Experiment, num_here: int, num_processes: int) -> str | None:
-    """Checks a run of several processes by its shapes against the memory of this machine.
+    """Checks a run with several processes, by its shapes, against this machine's memory.
 
     Each process holds three states: of the last two iterations, and the one that is being computed. Gradients and
     stashes are counted too, but not the other buffers of the compiled program.

@@ -63,6 +63,7 @@ class Hosts:
         """Collects a JSON-serializable value from every host; returns the list of values, by host, on all hosts."""
         if self.count == 1:
             return [value]
+        # A collective needs arrays of one shape on all hosts: exchange the sizes first, then pad.
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         sizes = multihost_utils.process_allgather(np.int32(text.size)).reshape(-1)
         padded = np.zeros(int(sizes.max()), np.uint8)
@@ -348,7 +349,7 @@ class LocalSequences:
     steps: Callable[[], Steps]
 
     def batch(self, step: int) -> Batch:
-        """Loads this host's part of the batch of an iteration, see ``Loader.batch``."""
+        """Loads this host's part of an iteration's batch, see ``Loader.batch``."""
         return self.loader.batch(step, self.steps().read_here)
 
     @property

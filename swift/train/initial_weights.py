@@ -1,4 +1,4 @@
-"""Starts a new run from the weights of another run or of a model; everything else, moments included, starts fresh."""
+"""Starts a new run from another run's or a model's weights; everything else, moments included, starts fresh."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -75,7 +75,7 @@ class WeightSource:
         return theirs.checkpoint_spec.gather_master_weights(state)
 
     def facts(self, plan: _WeightPlan) -> dict[str, Any]:
-        """Names the origin of the weights, for the record of the run that begins."""
+        """Returns the weights' origin, as fields for the new run's record."""
         assert isinstance(plan, RestorePlan)
         oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
         return {
@@ -114,12 +114,12 @@ class ModelSource(WeightSource):
         return jax.tree.map(np.asarray, gpt.pack(weights))
 
     def facts(self, plan: _WeightPlan) -> dict[str, Any]:
-        """Names the origin of the weights, for the record of the run that begins."""
+        """Returns the weights' origin, as fields for the new run's record."""
         return {"run": str(self.run_dir), "of_step": plan.step, "oldest_expert": plan.step, "passed_over": []}
 
 
 def _shapes(theirs: Experiment, ours: Experiment) -> Mapping[str, tuple[Any, Any]]:
-    """Returns the settings that determine the shapes and dtypes of weights, of both runs."""
+    """Returns the settings that determine the weights' shapes and dtypes, for both runs."""
     return {
         "ModelConfig": (_weights_shape(theirs.model), _weights_shape(ours.model)),
         "vocabulary": (theirs.vocab_size, ours.vocab_size),

@@ -40,7 +40,7 @@ class LiveWorkers(Protocol):
         """Planned time of an iteration, relative to an iteration without failures."""
 
     def next_window_length(self, done: int) -> int:
-        """Returns the length of the window after ``done`` iterations; 0 at the end of the run."""
+        """Returns the length of the next window after ``done`` iterations; 0 at the end of the run."""
 
     def should_stop(self, done: int) -> bool:
         """Returns whether the loop ends after ``done`` iterations."""
@@ -111,7 +111,7 @@ class _Prefetched(NamedTuple):
 
 
 class _Times(NamedTuple):
-    """Duration of an iteration, and how much of it the host spent reading batches, s."""
+    """Duration of an iteration, and the host's time within it for reading batches, s."""
 
     step_s: float
     input_s: float
@@ -119,7 +119,7 @@ class _Times(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainLoop:
-    """Runs the iterations of a run, or of one generation of its processes.
+    """Runs a run's iterations, or those of one generation of processes.
 
     Attributes:
         experiment: settings of the run.
@@ -158,7 +158,7 @@ class TrainLoop:
                 self.state_store.fail_on_data_error(state if done > start else None, done, DataError(error))
             first, last = done + 1, done + len(batches)
             state, is_moved = self.live.begin_window(state, first, last)
-            if is_moved and self.reads_own:
+            if is_moved and self.reads_own:  # these workers need other sequences than the ones read ahead
                 batches, error, again_s = self._read(done)
                 read_s += again_s
                 if error is not None:
@@ -194,7 +194,7 @@ class TrainLoop:
         for record in records[:-1]:
             self.state_store.check(record)
             self.record(record)
-        for record in records[-1:]:
+        for record in records[-1:]:  # written below, with the validation loss
             self.state_store.check(record)
         try:
             if is_due(done, self.experiment.eval_every, self.experiment.num_steps):
@@ -305,7 +305,7 @@ def lost_stages(
     chunks: Chunks,
     run_chunks: Chunks,
 ) -> list[int]:
-    """Returns the stages that cannot go on: no live worker is left, or the state of one of their blocks is lost.
+    """Returns the stages that cannot go on, without a live worker or with a block whose state is lost.
 
     A worker may stand in for another role than its own. A worker that rejoins has copied its stage's state before any
     other worker fails.

@@ -135,7 +135,7 @@ class Batches(Protocol):
 
 
 def mean_loss(evaluate: Callable[[Batch], Sums], validation: Batches, num_batches: int) -> float:
-    """Computes the mean loss of the first batches of a split, in nats per token.
+    """Computes the mean loss on a split's first batches, in nats per token.
 
     Args:
         evaluate: function that returns the sums of one batch.

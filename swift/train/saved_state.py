@@ -60,7 +60,7 @@ def split_of(spec: StepSpec) -> StateSplit:
 
 
 def extra_of(spec: StepSpec, position: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a manifest's ``extra``: the position of the loader and the shape of the state."""
+    """Returns a manifest's ``extra``: the loader's position and the state's shape."""
     return {"loader": dict(position), _SHAPE: StateShape.of(spec).to_json()}
 
 

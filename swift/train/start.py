@@ -40,7 +40,7 @@ from swift.train.saved_state import import_fallback, load_state, put_state
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options of one invocation of a run. They do not change what the run computes.
+    """Options of one invocation of a run, besides the experiment's settings.
 
     Attributes:
         run_dir: run directory.
@@ -206,7 +206,7 @@ def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | N
             start = plan_restore(directory, experiment.identity(), checker=checker)
     step = hosts.broadcast(None if start is None else start.step)
     with hosts.all_or_none():
-        return start or plan_restore(directory, experiment.identity(), step, checker)
+        return start or plan_restore(directory, experiment.identity(), step, checker)  # the first host's choice
 
 
 def _check_start(experiment: Experiment, options: TrainOptions, directory: Path) -> None:
