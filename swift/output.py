@@ -210,11 +210,11 @@ def end_patient(stream: TextIO, limit_s: float) -> bool:
 
 
 def _open_without_blocking(descriptor: int) -> None:
-    """Makes a pipe or terminal non-blocking for C libraries, which write past Python: they lose lines instead of
-    waiting.
+    """Makes a pipe or terminal non-blocking for C libraries, which write past Python.
 
-    The descriptor gets a separate open file description, so that other processes on the same terminal are not affected.
-    If that is not possible, as for a socket or another user's terminal, the descriptor stays as it is.
+    They then lose lines instead of waiting for a reader. The descriptor gets a separate open file description, so that
+    other processes on the same terminal are not affected. If that is not possible, as for a socket or another user's
+    terminal, the descriptor stays as it is.
     """
     with suppress(OSError):
         if os.isatty(descriptor) or stat.S_ISFIFO(os.fstat(descriptor).st_mode):

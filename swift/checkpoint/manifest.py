@@ -449,7 +449,7 @@ def commit_save(directory: Path, step: int) -> Path:
 
 
 def archive_newer(directory: Path, step: int) -> list[str]:
-    """Renames the checkpoints newer than ``step``, from which a run resumes: they would shadow the ones it saves next.
+    """Sets aside the checkpoints newer than ``step``, where a run resumes: they would shadow the ones it saves next.
 
     Returns:
         The new names.
@@ -506,7 +506,7 @@ def files_needed(manifests: list[Manifest]) -> dict[int, frozenset[str]]:
 
 
 def _keep_only(path: Path, names: frozenset[str]) -> None:
-    """Removes every file of a directory that is not named, and directories that become empty."""
+    """Removes all files that are not in ``names``, and directories that become empty."""
     if not names:
         shutil.rmtree(path)
         return

@@ -570,7 +570,7 @@ def _begin(save: HostSave, prepare: Callable[[], None], writer: _WriterProcess) 
 
 
 def _now(finish: Callable[[], list[HostShard]]) -> Callable[[], list[HostShard]]:
-    """Calls a function now and returns its result or error later: waiting would keep the copy in device memory."""
+    """Waits for the copy now, since it takes up device memory; returns a function with its result or error."""
     try:
         pieces = finish()
     except (RuntimeError, MemoryError) as error:  # no memory, on the devices or on the host

@@ -103,7 +103,7 @@ def load_float32(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
 
 
 def widened(experiment: Experiment, weights: Weights) -> Weights:
-    """Converts host weights to the dtype of master weights: float32, or float64 if the model computes in it."""
+    """Converts host weights to the dtype of master weights, at least float32; rounds weights of a wider dtype."""
     wide = jnp.promote_types(experiment.compute_dtype, jnp.float32)
     return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), weights)
 

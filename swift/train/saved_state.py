@@ -108,7 +108,7 @@ def load_newest(directory: Path, identity: Mapping[str, Any], spec: StepSpec) ->
 
 
 def to_store(spec: StepSpec, state: TrainState) -> tuple[TrainState, LiveMesh]:
-    """Converts a state to checkpoint layout: one worker per stage, the run's own cut, no slots.
+    """Converts a state to checkpoint layout: the stages of the checkpoint's cut, no slots.
 
     Blocks only move if the workers hold something else than these stages.
 
