@@ -1,4 +1,4 @@
-"""Swift: mixture-of-experts training in JAX where experts are unevenly loaded and machines fail.
+"""Swift: mixture-of-experts training in JAX for unevenly loaded experts and failing machines.
 
 A batch flows from ``swift.data`` through ``swift.models`` and ``swift.experts``, on a ``swift.mesh``; ``swift.train``
 drives it. ``swift.schedules`` plans pipelines and depends on none of them. Each package's ``__init__`` lists its public
@@ -9,6 +9,6 @@ from swift.errors import RunError, SettingError
 
 __version__ = "0.1.0"
 DISTRIBUTION = "swift-moe"
-"""Name of the package that this ``swift`` belongs to; others on PyPI install a top-level ``swift``, too."""
+"""The distribution that this ``swift`` belongs to; other packages on PyPI install a top-level ``swift`` too."""
 
 __all__ = ["RunError", "SettingError"]

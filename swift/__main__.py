@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 def run() -> NoReturn:
-    """Runs the command line, and ends the process."""
+    """Runs the command line and exits with its code."""
     from swift.output import finish, open_closed
 
     open_closed()

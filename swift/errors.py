@@ -1,6 +1,6 @@
-"""Errors that the command line prints as one line each, their exit codes, and checks and limits of settings.
+"""Errors that the command line prints as one line, their exit codes, and checks and limits of settings.
 
-Several packages check these limits, and some of them do without JAX.
+Several packages check these limits, and some of them do not import JAX.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,26 +9,26 @@ from contextlib import contextmanager
 INTERRUPTED = 130
 """Exit code of a run stopped by Ctrl-C or SIGTERM, the same as a shell's for Ctrl-C."""
 STOPPED = 3
-"""Exit code of a run that cannot continue, or that failed to save what it should have."""
+"""Exit code of a run that cannot continue, or could not save what it should have."""
 JOINING_NOTE = "swift: note: "
-"""Beginning of a line on stderr that matters only where hosts cannot join."""
+"""Prefix of a line on stderr that only matters if hosts cannot join."""
 
 MOST_COUNT = 2**31 - 1
-"""Largest count: programs count with 32 bits."""
+"""Largest count: compiled programs count in int32."""
 MOST_NUMBER, LEAST_NUMBER = 1e30, 1e-30
-"""Largest number of a setting, and the least above 0: programs compute in float32, also with products of them."""
+"""Largest number of a setting, and the smallest above 0: products of settings must stay within float32."""
 
 MAX_TOKENS = 1_000_000
-"""Tokens that a user can have a text continued by at most."""
+"""Most tokens by which a user may have a text continued."""
 
 
 class SettingError(ValueError):
-    """A setting has a value that cannot work. Exit code 2.
+    """A setting has a value that cannot work; exit code 2.
 
     Args:
         setting: name of the setting as the user writes it, such as ``Experiment.num_steps`` or ``--run-dir``.
         value: value that was given.
-        allowed: phrase for the accepted values, or for what to do instead.
+        allowed: phrase that says which values are accepted, or what to do instead.
     """
 
     def __init__(self, setting: str, value: object, allowed: str):
@@ -37,7 +37,7 @@ class SettingError(ValueError):
 
 
 def shortened(text: str, most: int = 400) -> str:
-    """Returns a text for one line: of a long one the beginning and its length.
+    """Shortens a long text for a line: its beginning and its length.
 
     >>> shortened("[" * 5000, most=3)
     '[[[... (5000 letters)'
@@ -46,7 +46,7 @@ def shortened(text: str, most: int = 400) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns a text without line breaks that cannot do anything to a terminal: control characters are escaped.
+    """Escapes control characters and line breaks, so that a text cannot change the terminal.
 
     >>> printable("runs/\x1b[31m one")
     'runs/\\\\x1b[31m one'
@@ -56,7 +56,7 @@ def printable(text: str) -> str:
 
 @contextmanager
 def renamed_settings(names: Mapping[str, str]) -> Iterator[None]:
-    """Renames settings in errors raised inside, from the fields of a lower layer to the names that users write.
+    """Renames settings in errors raised in the block: from a lower layer's fields to the names that users write.
 
     >>> with renamed_settings({"Loader.seed": "Experiment.seed"}):
     ...     raise SettingError("Loader.seed", -1, "must be at least 0")
@@ -64,7 +64,7 @@ def renamed_settings(names: Mapping[str, str]) -> Iterator[None]:
     swift.errors.SettingError: Experiment.seed = -1: must be at least 0
 
     Args:
-        names: maps each field of the lower layer to the name that users write.
+        names: for each field of the lower layer, the name that users write.
     """
     try:
         yield
@@ -90,11 +90,11 @@ def error_line(error: BaseException) -> str:
 
 
 class RunError(RuntimeError):
-    """A run that started cannot continue; the message explains how to resume it. Exit code 3."""
+    """A run that has started cannot continue; the message says how to resume it; exit code 3."""
 
 
 def check_count(setting: str, value: object, least: int, most: int = MOST_COUNT) -> None:
-    """Raises SettingError unless ``value`` is a whole number of at least ``least`` and at most ``most``."""
+    """Raises SettingError unless ``value`` is an integer from ``least`` to ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise SettingError(setting, value, f"must be a whole number of at least {least}")
     if value > most:
@@ -102,7 +102,7 @@ def check_count(setting: str, value: object, least: int, most: int = MOST_COUNT)
 
 
 def check_seed(setting: str, value: object) -> None:
-    """Raises SettingError unless ``value`` can seed random numbers: a whole number of 32 bits."""
+    """Raises SettingError unless ``value`` can seed a random generator: an unsigned integer of 32 bits."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
         raise SettingError(setting, value, "must be a whole number of at least 0 and below 2**32")
 
@@ -110,9 +110,9 @@ def check_seed(setting: str, value: object) -> None:
 def check_number(
     setting: str, value: object, *, above: float | None = None, least: float | None = None, most: float = MOST_NUMBER
 ) -> None:
-    """Raises SettingError unless ``value`` is a finite number within bounds, which float32 can hold.
+    """Raises SettingError unless ``value`` is a finite number within the bounds that float32 can hold.
 
-    What has to be above 0 is not to be 0 in a program: it is at least ``LEAST_NUMBER``.
+    With ``above=0`` it must also be at least ``LEAST_NUMBER``, so that it is not rounded to 0 in a program.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
     if above is not None and not (is_number and value > above):  # type: ignore[operator]

@@ -1,6 +1,6 @@
-"""Regular files alone, atomic replacement of files, room for them, directory entries that survive a power failure.
+"""File helpers: atomic replacement, free space, syncing against power failures, and opening only regular files.
 
-``this_program`` is a digest of Swift's code and versions, by which machines see whether they have the same one.
+``this_program`` is a digest of Swift's code and versions, by which machines check that they run the same program.
 """
 
 import errno
@@ -25,7 +25,7 @@ _KINDS = {
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Writes a file under a unique temporary name, then renames it.
+    """Writes a file atomically: under a unique temporary name, which is then renamed.
 
     Readers see either the complete old file or the complete new one. With concurrent writers, the last one wins.
 
@@ -48,7 +48,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Yields a directory under a temporary name beside ``path``, and renames it once it is whole; else removes it."""
+    """Makes a directory atomically: yields a temporary one next to ``path``, then renames it; removes it on errors."""
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     temporary.mkdir()
     try:
@@ -61,7 +61,7 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def check_room(directory: Path, num_bytes: int) -> None:
-    """Raises OSError where a file system has no room, before it is full for all other users."""
+    """Raises OSError if a file system has too little free space, before a write fills it up for all its users."""
     stats = os.statvfs(directory)
     free = stats.f_bavail * stats.f_frsize
     if stats.f_blocks and free < num_bytes:  # some network file systems report no size
@@ -69,13 +69,13 @@ def check_room(directory: Path, num_bytes: int) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Flushes the content of a file to disk."""
+    """Flushes a file's content to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Flushes the entries of a directory to disk."""
+    """Flushes a directory's entries to disk, so that new names survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -84,7 +84,7 @@ def sync_directory(path: Path) -> None:
 
 
 def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
-    """Returns the status of a regular file; raises OSError for anything else, and opens nothing."""
+    """Returns the status of a regular file without opening it; raises OSError for anything else."""
     status = os.stat(path)
     mode = status.st_mode
     if stat.S_ISDIR(mode):
@@ -95,9 +95,9 @@ def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """Opens a regular file, as a descriptor; raises OSError for anything else, and never waits for a writer."""
+    """Opens a regular file and returns its descriptor; raises OSError for anything else, and never blocks."""
     check_regular(path)
-    # Opening a named pipe would wait for its writer, if the path has become one since.
+    # O_NONBLOCK: if the path has become a named pipe since the check, opening it would wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -113,9 +113,9 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 @cache
 def this_program() -> str:
-    """Returns a digest of Swift's code and its versions, which all machines of a run must share.
+    """Returns a digest of Swift's code and its dependencies' versions.
 
-    They read each other's messages and compiled programs.
+    It must be the same on all machines of a run, as they read each other's messages and compiled programs.
     """
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
     known = hashlib.sha256(repr((sys.version_info[:2], versions)).encode())

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used (PEP 562)."""
+"""Lazy imports: a package's public names are imported when they are first used (PEP 562)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -8,11 +8,11 @@ from typing import Any
 def lazy_names(
     package: str, modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns ``__getattr__`` and ``__dir__`` of a package.
+    """Returns ``__getattr__`` and ``__dir__`` for a package.
 
     Args:
-        package: its name.
-        modules: names that each module defines for it.
+        package: name of the package.
+        modules: for each module, the names that it provides to the package.
     """
     places = {name: module for module, names in modules.items() for name in names}
 

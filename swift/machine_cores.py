@@ -1,16 +1,16 @@
-"""Cores that a process may use on its machine: those it may run on, within the limit of its container."""
+"""CPU cores that a process may use: its affinity, and its container's limit."""
 
 import os
 from pathlib import Path
 
 
 def cores_allowed() -> int:
-    """Counts the cores that the threads of this process may run on."""
+    """Counts the cores that this process's threads may run on (CPU affinity)."""
     return len(os.sched_getaffinity(0))
 
 
 def cores_limit(root: Path = Path("/")) -> float | None:
-    """Cores' worth of time that the container's control group may use; None: there is no limit.
+    """Returns how many cores' worth of CPU time the container's control group may use; None: no limit.
 
     Args:
         root: root of the file system.

@@ -1,23 +1,23 @@
-"""Memory that a process may still take on its machine: what the kernel has, within the limits of its control groups."""
+"""Memory that a process may still take: the kernel's free memory, within the limits of its control groups."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _NO_LIMIT = 1 << 60
-"""Limits of control groups from which on there is none: version 1 writes nearly 2**63."""
+"""Control group limits of this size and more mean "no limit": version 1 writes nearly 2**63."""
 _GROUP = "the control group of this process"
 
 
 class Room(NamedTuple):
-    """Memory of a machine, of a control group, or of devices.
+    """The memory of a machine, a control group or a set of devices.
 
     Attributes:
-        left: bytes that can be taken now, once the kernel has given up its page cache. What it would give up besides,
-            such as the cache of ZFS, is not known, and what others hold may be free a moment later.
-        size: bytes that there are in all.
-        swap: bytes of swap in all that come on top.
-        whose: what has this memory, as a phrase.
+        left: bytes that can be taken now, page cache included, since the kernel gives it up. Other caches that it would
+            give up, such as ZFS's, are not known, and memory that others hold may be free a moment later.
+        size: bytes in all.
+        swap: bytes of swap in all, on top of ``size``.
+        whose: phrase for the owner of the memory, such as ``this machine``.
     """
 
     left: int
@@ -27,13 +27,13 @@ class Room(NamedTuple):
 
 
 def memory_rooms(root: Path = Path("/")) -> tuple[Room, ...]:
-    """Finds the memory of this machine, and of each control group that limits what this process may take of it.
+    """Finds this machine's memory, and the limit of each control group that this process is in.
 
     Args:
         root: root of the file system.
 
     Returns:
-        The room of the machine, then those of its groups; none where the system does not say.
+        The machine's room, followed by the control groups' rooms; empty if the system does not say.
     """
     machine = {name: 1024 * value for name, value in _fields(root / "proc/meminfo").items()}
     if "MemTotal" not in machine:
@@ -44,7 +44,7 @@ def memory_rooms(root: Path = Path("/")) -> tuple[Room, ...]:
 
 
 def _control_groups(root: Path) -> Iterator[Room]:
-    """Yields the rooms of the control groups of this process that limit its memory, from its own one upwards."""
+    """Yields the rooms of the control groups that limit this process's memory, from its own group upwards."""
     for version, directory in _directories(root):
         group = _group_of_version_2(directory) if version == 2 else _group_of_version_1(directory)
         if group is not None:
@@ -52,7 +52,7 @@ def _control_groups(root: Path) -> Iterator[Room]:
 
 
 def num_memory_kills(root: Path = Path("/")) -> int:
-    """Counts the processes of this one's own control group that the kernel has killed for want of memory.
+    """Counts the processes in this process's control group that the kernel has killed for lack of memory (OOM).
 
     Args:
         root: root of the file system.
@@ -63,7 +63,7 @@ def num_memory_kills(root: Path = Path("/")) -> int:
 
 
 def _directories(root: Path) -> Iterator[tuple[int, Path]]:
-    """Yields the version and the directory of each control group of this process that may limit its memory."""
+    """Yields (version, directory) for each control group that may limit this process's memory."""
     mounts, memberships = root / "sys/fs/cgroup", root / "proc/self/cgroup"
     for line in memberships.read_text().splitlines() if memberships.is_file() else ["0::/"]:
         _, controllers, path = line.split(":", 2)
@@ -74,9 +74,9 @@ def _directories(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """Yields the directory of a control group, and those above it, as far as they are mounted here.
+    """Yields the directories of a control group and its ancestors, up to the mount point.
 
-    In a container the path may be the one on its host, of which only the last directory is mounted.
+    In a container, the path may be the host's: only its last directory is mounted here, as the mount point.
     """
     directory = mount / path.strip("/")
     while directory != mount:
@@ -104,19 +104,19 @@ def _group_of_version_1(directory: Path) -> Room | None:
 
 
 def _number(path: Path) -> int | None:
-    """Reads a file of one number; None: it is not there, or says that there is no limit."""
+    """Reads a file with one number; None if it is missing, or says that there is no limit."""
     text = path.read_text().strip() if path.is_file() else ""
     return int(text) if text.isdecimal() and int(text) < _NO_LIMIT else None
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Reads the first number of each line of a file of names and numbers; nothing where there is no such file."""
+    """Reads a file with a name and a number on each line; empty if the file is missing."""
     lines = [line.replace(":", " ").split() for line in path.read_text().splitlines()] if path.is_file() else []
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
 
 
 def size_text(num_bytes: int) -> str:
-    """Formats a number of bytes.
+    """Formats a number of bytes for people.
 
     >>> size_text(64_000_000), size_text(2_500_000_000)
     ('64 MB', '2.5 GB')

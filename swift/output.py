@@ -1,7 +1,8 @@
-"""Output that neither ends nor stops a run: what a terminal, a pipe or a full disk does not take is dropped.
+"""Output that never blocks or ends a run: whatever a terminal, a pipe or a full disk does not accept is dropped.
 
-A command that trains for days writes to whatever its user has left it: a pipe to ``head``, a paused ``less``, a hung
-ssh, a file on a full disk. A thread writes there, so that no caller waits for a reader or sees an error.
+A command that trains for days writes to whatever its user has left behind: a pipe to ``head``, a paused ``less``, a
+    hung
+ssh session, a file on a full disk. A thread does the writing, so no caller waits for a reader or sees an error.
 """
 
 import errno
@@ -18,22 +19,22 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 _MOST_BYTES = 2**18
-"""Bytes that wait for a reader; more are dropped, whole writes at a time."""
+"""Most bytes that wait for a reader; beyond that, whole writes are dropped."""
 _CHUNK_BYTES = 4096
-"""Linux lets a pipe be polled as writable while a page is free, so that a write of this size does not block."""
+"""Linux reports a pipe as writable only while a page is free, so a write of this size does not block."""
 _PATIENCE_S = 0.1
 _LAST_S = 2.0
 
 
 class _PatientFile(io.RawIOBase):
-    """A file descriptor to which writes never block and never fail.
+    """A file descriptor that can be written to without ever blocking or failing.
 
-    While its reader keeps up, ``flush`` returns once all is written, so that lines of two streams stay in order. Once a
-    flush has waited in vain, the next ones do not wait until the reader has caught up.
+    As long as the reader keeps up, ``flush`` returns once everything is written, so that the lines of two streams stay
+    in order. After a flush has waited in vain, later ones do not wait until the reader has caught up.
 
     Args:
-        descriptor: where to write; it is left open.
-        most_bytes: bytes that may wait.
+        descriptor: descriptor to write to; it is left open.
+        most_bytes: most bytes that may wait to be written.
     """
 
     def __init__(self, descriptor: int, most_bytes: int = _MOST_BYTES):
@@ -56,18 +57,18 @@ class _PatientFile(io.RawIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        """See ``io.IOBase``; False where the descriptor is closed, too."""
+        """See ``io.IOBase``; also False if the descriptor is closed."""
         with suppress(OSError):
             return os.isatty(self._descriptor)
         return False
 
     def write(self, content: bytes) -> int:  # type: ignore[override]
-        """Takes bytes to be written, or drops them if too many wait."""
+        """Queues bytes to be written, or drops them if too many are waiting."""
         piece = bytes(content)
         if self._is_ended:
             write_at_once(self._descriptor, piece)
             return len(piece)
-        if self._pid != os.getpid():  # a fork, which has no threads of its parent
+        if self._pid != os.getpid():  # this is a fork, which does not have its parent's threads
             self._begin()
         with self._changed:
             if self._size + len(piece) > self._most:
@@ -79,21 +80,21 @@ class _PatientFile(io.RawIOBase):
         return len(piece)
 
     def flush(self) -> None:
-        """Waits until all is written, but no longer than a reader that keeps up would need."""
+        """Waits until everything is written, but no longer than a reader that keeps up would need."""
         if not self._is_ended and self._pid == os.getpid():
             self.settle(0.0 if self._is_behind else _PATIENCE_S)
 
     def settle(self, limit_s: float) -> bool:
-        """Waits until all is written, for so many seconds at most; returns whether it is."""
+        """Waits until everything is written, at most ``limit_s`` seconds; returns whether it is."""
         with self._changed:
             is_written = self._changed.wait_for(lambda: not self._size, limit_s)
             self._is_behind = not is_written
         return is_written
 
     def end(self, limit_s: float) -> bool:
-        """Waits until all is written, for so many seconds at most, and ends the thread; returns whether it is written.
+        """Waits as ``settle`` does, then ends the thread; returns whether everything is written.
 
-        What is written afterwards takes no lock, which a thread could hold that Python stops as it exits.
+        Later writes take no lock: Python stops threads when it exits, and a stopped thread might hold the lock.
         """
         is_written = self._pid != os.getpid() or self.settle(limit_s)
         self._is_ended = True
@@ -103,7 +104,7 @@ class _PatientFile(io.RawIOBase):
         return is_written
 
     def _work(self) -> None:
-        """Writes what waits, until the end, in the thread."""
+        """Writes the queued pieces, in the thread, until ``end`` is called."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pieces or self._is_ended)
@@ -122,22 +123,22 @@ class _PatientFile(io.RawIOBase):
                     self._changed.notify_all()
 
     def _put(self, piece: bytes) -> None:
-        """Writes a piece once its reader has room for it; what cannot be written is dropped."""
+        """Writes a piece as its reader makes room; drops it on an error."""
         with suppress(OSError):
             while piece:
                 _select_writable(self._descriptor, None)
                 try:
                     piece = piece[os.write(self._descriptor, piece[:_CHUNK_BYTES]) :]
-                except BlockingIOError:  # somebody else was quicker
+                except BlockingIOError:  # another process has taken the room in the pipe
                     time.sleep(_PATIENCE_S)
 
 
 def _select_writable(descriptor: int, limit_s: float | None) -> bool:
-    """Waits until a descriptor takes a small write without blocking; returns whether it does.
+    """Waits until a small write to a descriptor does not block; returns False after the time limit.
 
     Args:
-        descriptor: of a file, a pipe or a terminal.
-        limit_s: seconds to wait at most; None: for ever.
+        descriptor: descriptor of a file, a pipe or a terminal.
+        limit_s: most seconds to wait; None: no limit.
     """
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
@@ -145,20 +146,20 @@ def _select_writable(descriptor: int, limit_s: float | None) -> bool:
 
 
 def write_at_once(descriptor: int, content: bytes) -> None:
-    """Writes what can be written without blocking or failing; for the last words of a process."""
+    """Writes as much as possible without blocking or failing; for the last words of a process."""
     with suppress(OSError):
         while content and _select_writable(descriptor, 0.0):
             content = content[os.write(descriptor, content[:_CHUNK_BYTES]) :]
 
 
 def patient_stream(descriptor: int, encoding: str = "utf-8") -> TextIO:
-    """Opens a text stream on a descriptor to which writes never block and never fail."""
-    file: Any = _PatientFile(descriptor)  # of a buffer, the stream needs only what a raw file has, too
+    """Opens a text stream on a descriptor; writing to it never blocks and never fails."""
+    file: Any = _PatientFile(descriptor)  # a raw file has all that the stream needs of a buffer
     return io.TextIOWrapper(file, encoding=encoding, errors="backslashreplace", line_buffering=True)
 
 
 def protect(names: Sequence[str]) -> None:
-    """Makes standard streams of this process patient: ``"stdout"``, ``"stderr"`` or both.
+    """Makes this process's standard streams patient: ``"stdout"``, ``"stderr"`` or both.
 
     Args:
         names: streams to replace.
@@ -175,24 +176,24 @@ def protect(names: Sequence[str]) -> None:
 
 
 def open_closed() -> None:
-    """Opens standard descriptors that the caller has closed, as in ``2>&-``.
+    """Opens standard descriptors that the caller has closed, as with ``2>&-``.
 
-    Otherwise the first file that is opened gets that number, and libraries in C would write their lines into it.
+    Otherwise the next file that is opened would get that number, and C libraries would write their messages into it.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError as error:
             if error.errno == errno.EBADF:
-                opened = os.open(os.devnull, os.O_RDWR)  # takes the smallest number that is free
-                os.set_inheritable(opened, True)  # for children, as any standard descriptor
+                opened = os.open(os.devnull, os.O_RDWR)  # gets the smallest free number, which is this descriptor
+                os.set_inheritable(opened, True)  # children inherit standard descriptors
     for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:  # to which `print` would prefer stdout
+        if getattr(sys, name) is None:  # with None, `print` to it would go to stdout
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
 def finish(limit_s: float = _LAST_S) -> None:
-    """Waits until the patient streams are written, for so many seconds at most, before the process ends."""
+    """Waits until the patient streams are written, at most ``limit_s`` seconds; call it before the process ends."""
     until = time.monotonic() + limit_s
     for stream in (sys.stderr, sys.stdout):
         if stream is not None:
@@ -200,7 +201,7 @@ def finish(limit_s: float = _LAST_S) -> None:
 
 
 def end_patient(stream: TextIO, limit_s: float) -> bool:
-    """Waits until a patient stream is written, for so many seconds at most; returns whether it is. Leaves it open."""
+    """Waits until a patient stream is written, at most ``limit_s`` seconds; returns whether it is. Leaves it open."""
     file = getattr(stream, "buffer", None)
     if not isinstance(file, _PatientFile):
         return True
@@ -209,10 +210,11 @@ def end_patient(stream: TextIO, limit_s: float) -> bool:
 
 
 def _open_without_blocking(descriptor: int) -> None:
-    """Has libraries in C, which write past Python, lose lines rather than wait where nobody reads a pipe or a terminal.
+    """Makes a pipe or terminal non-blocking for C libraries, which write past Python.
 
-    The descriptor gets an open file description of its own, so that other processes with the same terminal keep theirs.
-    Where that cannot be had, as of a socket or another user's terminal, it stays as it is.
+    They then lose lines instead of waiting for a reader. The descriptor gets a separate open file description, so that
+    other processes on the same terminal are not affected. If that is not possible, as for a socket or another user's
+    terminal, the descriptor stays as it is.
     """
     with suppress(OSError):
         if os.isatty(descriptor) or stat.S_ISFIFO(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""The signals that ask a process to stop."""
+"""Signals that ask a process to stop, and cleaning up before one ends it."""
 
 import ctypes
 import os
@@ -11,20 +11,20 @@ _CLEANING_S = 2.0
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Lists Ctrl-C, SIGTERM and SIGHUP, that of a closed terminal, unless the caller has it ignored (``nohup``)."""
+    """Lists SIGINT (Ctrl-C), SIGTERM and SIGHUP (closed terminal), the last unless it is ignored, as with ``nohup``."""
     is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
 
 
 @contextmanager
 def cleaning_up(clean_up: Callable[[], None]) -> Iterator[None]:
-    """Has a signal that ends this process during the block call a function before.
+    """Calls a function if a signal ends this process during the block, before the process ends.
 
-    It still ends at once, and by that signal: a thread calls the function, since Python calls no handler while the main
-    thread is in XLA. Signals that have a handler already, or get one in the block, are left to it.
+    The process still ends at once, and by that signal. A thread calls the function, since Python runs no handler while
+    the main thread is in XLA. Signals that have a handler already, or get one in the block, are left to that handler.
 
     Args:
-        clean_up: the function; it has two seconds, as a file system may not respond.
+        clean_up: function to call; it gets two seconds, as a file system may not respond.
     """
     is_main = threading.current_thread() is threading.main_thread()  # Python allows no other thread to set handlers
     numbers = [number for number in stop_signals() if is_main and signal.getsignal(number) is signal.SIG_DFL]
@@ -33,7 +33,7 @@ def cleaning_up(clean_up: Callable[[], None]) -> Iterator[None]:
         return
     reader, writer = os.pipe()
     thread = threading.Thread(target=_end_after, args=(clean_up, numbers, reader), name="cleaning up", daemon=True)
-    thread.start()  # first: without a thread to answer them, signals keep their effect
+    thread.start()  # before the handlers are set: if the thread cannot start, signals keep their effect
     os.set_blocking(writer, False)
     woken_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in numbers:
@@ -50,14 +50,14 @@ def cleaning_up(clean_up: Callable[[], None]) -> Iterator[None]:
 
 
 def _end_after(clean_up: Callable[[], None], numbers: list[signal.Signals], reader: int) -> None:
-    """Reads numbers of signals as they arrive, until the pipe is closed; one of these ends the process."""
+    """Reads signal numbers from the wakeup pipe until it is closed; one of ``numbers`` ends the process."""
     while number := os.read(reader, 1):
         if number[0] not in numbers:
             continue
-        with suppress(RuntimeError):  # no more threads are allowed
+        with suppress(RuntimeError):  # no thread can be started: end without cleaning up
             cleaner = threading.Thread(target=clean_up, daemon=True)
             cleaner.start()
             cleaner.join(_CLEANING_S)
-        # ``signal.signal`` is for the main thread alone, which may be in XLA.
+        # Restore the default action in C: ``signal.signal`` only works in the main thread, which may be in XLA.
         ctypes.pythonapi.PyOS_setsig(ctypes.c_int(number[0]), ctypes.c_void_p(0))
         os.kill(os.getpid(), number[0])

@@ -1,6 +1,6 @@
-"""Threads and processes under a limit on tasks, of the user (``ulimit -u``) or of a control group (``pids.max``).
+"""Starts threads and processes under a limit on tasks: the user's (``ulimit -u``) or a control group's (``pids.max``).
 
-Others may reach the limit for a moment, so a start that fails is tried again.
+Other processes may exhaust the limit for a moment, so a failed start is repeated.
 """
 
 import threading
@@ -16,12 +16,12 @@ _T = TypeVar("_T")
 
 
 def retried(start: Callable[[], _T], limit_s: float) -> _T:
-    """Starts a thread or a process, again and again while the limit is reached.
+    """Starts a thread or a process; repeats a failed start until the time limit.
 
     Args:
-        start: function that starts it. It has to make a new thread each time: one whose start has failed cannot be
-            started again (Python 3.13).
-        limit_s: seconds after which the error is raised.
+        start: function that makes and starts it. It must make a new thread each time: a thread whose start has failed
+            cannot be started again (Python 3.13).
+        limit_s: seconds after which the last error is raised.
 
     Raises:
         RuntimeError: no thread can be started.
@@ -40,16 +40,16 @@ def retried(start: Callable[[], _T], limit_s: float) -> _T:
 def start_thread(
     target: Callable[..., object], *arguments: Any, name: str | None = None, limit_s: float = THREAD_S
 ) -> threading.Thread:
-    """Starts a thread that does not keep the process alive, and returns it.
+    """Starts a daemon thread, which does not keep the process alive, and returns it.
 
     Args:
-        target: function that it calls.
+        target: function to call in the thread.
         arguments: arguments of the function.
         name: name of the thread.
-        limit_s: seconds for which the start is tried; the caller waits.
+        limit_s: seconds for which a failed start is repeated, while the caller waits.
 
     Raises:
-        RunError: it cannot be started.
+        RunError: the thread cannot be started.
     """
 
     def start() -> threading.Thread:
@@ -61,16 +61,17 @@ def start_thread(
 
 
 def one_thread(name: str, limit_s: float = THREAD_S) -> ThreadPoolExecutor:
-    """Returns an executor whose only thread has been started: no later call can fail for want of one.
+    """Returns an executor with one thread, already started: no later call can fail for lack of a thread.
 
-    A call that an executor cannot start a thread for stays in its queue, and is made all the same if another follows.
+    An executor that cannot start its thread raises, but leaves the call in its queue: it would run after all if another
+    call follows.
 
     Args:
         name: name of the thread.
-        limit_s: seconds for which the start is tried; the caller waits.
+        limit_s: seconds for which a failed start is repeated, while the caller waits.
 
     Raises:
-        RunError: it cannot be started.
+        RunError: the thread cannot be started.
     """
     executor = ThreadPoolExecutor(1, name)
     _started(lambda: executor.submit(int), limit_s)  # any function without effect
@@ -78,10 +79,10 @@ def one_thread(name: str, limit_s: float = THREAD_S) -> ThreadPoolExecutor:
 
 
 def check_threads(number: int) -> None:
-    """Checks that so many threads can be started, before a library starts some that aborts the process where it cannot.
+    """Checks that ``number`` threads can be started; for a library that would abort the process if its threads cannot.
 
     Raises:
-        RuntimeError: they cannot.
+        RuntimeError: so many threads cannot be started.
     """
     end, threads = threading.Event(), list[threading.Thread]()
     try:
@@ -96,7 +97,7 @@ def check_threads(number: int) -> None:
 
 
 def _started(start: Callable[[], _T], limit_s: float) -> _T:
-    """Returns the result of `retried`; raises RunError, which names the limit, where that raises RuntimeError."""
+    """Calls `retried`; turns its RuntimeError into a RunError that names the limit."""
     try:
         return retried(start, limit_s)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Tables for a terminal, which lose no value however narrow it is."""
+"""Tables for a terminal that show every value, however narrow the terminal is."""
 
 import textwrap
 from collections.abc import Collection, Sequence
@@ -13,17 +13,17 @@ from swift.errors import printable
 
 _HEADING_WIDTH = 10
 _LEAST_TEXT = 8
-"""Columns of a terminal in which a text can still be read, on several lines."""
+"""Terminal columns in which a text is still readable, broken into several lines."""
 
 
 class TerminalTable:
     """A table whose numbers are never cut or broken; control characters in cells are escaped.
 
-    Where the terminal has no room for its columns, each row is a list, with a line for each of its cells.
+    If the terminal is too narrow for the columns, each row becomes a list with a line for each cell.
 
     Args:
         headings: headings of the columns.
-        texts: headings of the columns that are text, which may be broken into lines; the others are numbers.
+        texts: headings of the text columns, whose cells may be broken into lines; the other columns are numbers.
     """
 
     def __init__(self, headings: Sequence[str], texts: Collection[str] = ()):
@@ -53,7 +53,7 @@ class TerminalTable:
         return "\n".join(textwrap.wrap(self._headings[column], max(_HEADING_WIDTH, self._width(column))))
 
     def _least_width(self, headings: Sequence[str], padding: int) -> int:
-        """Width of the table if its texts are broken as far as they can be read."""
+        """Returns the table's width with its texts broken into the narrowest readable lines."""
         edges = 2 * padding * len(headings) + len(headings) + 1
         widths = [max(self._width(at), *map(cell_len, lines.split("\n"))) for at, lines in enumerate(headings)]
         named = zip(self._headings, widths, strict=True)

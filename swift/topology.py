@@ -1,4 +1,4 @@
-"""The shape of the cluster: pipelines, stages and expert ranks, as numbers. Independent of JAX."""
+"""The shape of a cluster as numbers: pipelines, stages and expert ranks. Does not import JAX."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from swift.errors import SettingError, check_count
 
 Worker = tuple[int, int]
-"""A worker (pipeline d, stage p): the unit that fails."""
+"""A worker (pipeline d, stage p), which fails as a unit."""
 RankKind = Literal["emulated", "devices", "virtual"]
 RANK_KINDS: tuple[RankKind, ...] = get_args(RankKind)
 
@@ -24,7 +24,7 @@ def read_worker(text: str) -> Worker | None:
 
 
 def worker_names(workers: Iterable[Worker]) -> list[str]:
-    """Returns the names of workers as settings, events and plans write them, in order.
+    """Returns workers' names as in settings, events and plans, in order.
 
     >>> worker_names({(1, 2), (0, 3)})
     ['0:3', '1:2']
@@ -40,8 +40,8 @@ class Topology:
 
     Attributes:
         num_pipelines: data-parallel pipelines, D.
-        num_stages: stages of a pipeline, P.
-        num_expert_ranks: devices of a worker, over which its experts are spread, N.
+        num_stages: stages of each pipeline, P.
+        num_expert_ranks: devices of each worker, over which its experts are spread, N.
     """
 
     num_pipelines: int = 1
@@ -54,12 +54,12 @@ class Topology:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """All workers, pipeline by pipeline: the order of rows along the mesh axis ``worker``."""
+        """All workers, pipeline by pipeline: the order of the mesh axis ``worker``."""
         return tuple((d, p) for d in range(self.num_pipelines) for p in range(self.num_stages))
 
     @property
     def num_devices(self) -> int:
-        """Number of devices of all workers together."""
+        """Total number of devices, over all workers."""
         return len(self.workers) * self.num_expert_ranks
 
     def without(self, failed: frozenset[Worker]) -> tuple[Worker, ...]:

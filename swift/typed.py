@@ -1,8 +1,8 @@
-"""Values checked against annotated types: messages as JSON lines, and settings in a gin file.
+"""Checks values against annotated types: messages as JSON lines, and settings in a gin file.
 
 One codec serves all messages between processes and between nodes. A message is a NamedTuple of plain values,
-collections and other NamedTuples. Its line is an object with the name of its class, as ``kind``, and its fields; nested
-tuples are lists. A reader builds only classes that it names itself, and checks every value against its annotation:
+collections and other NamedTuples. Its line is a JSON object with the class name, as ``kind``, and the fields; nested
+tuples become lists. A reader builds only classes that it names itself, and checks every value against its annotation:
 received data are never executed.
 """
 
@@ -25,11 +25,11 @@ _PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "True o
 
 
 class Codec(Generic[_M]):
-    """Writes and reads messages of given kinds.
+    """Writes messages as lines of JSON and reads them back, for given classes.
 
     Args:
         kinds: the NamedTuple classes of the messages.
-        implied: names of fields that are left out of lines, as the reader knows their values.
+        implied: names of fields that are left out of lines, since the reader knows their values.
 
     >>> from typing import NamedTuple
     >>> class Move(NamedTuple):
@@ -48,26 +48,27 @@ class Codec(Generic[_M]):
         self._implied = frozenset(implied)
 
     def line(self, message: _M) -> str:
-        """Returns the line of a message."""
+        """Encodes a message as a line."""
         fields: dict[str, Any] = message._asdict()  # type: ignore[attr-defined]
         return self.line_of(type(message), **{name: fields[name] for name in fields.keys() - self._implied})
 
     def line_of(self, kind: type[_M], **fields: Any) -> str:
-        """Returns the line of a message of this kind, from all its fields that are not implied."""
+        """Encodes the line of a message of this class from all its fields that are not implied."""
         assert kind in self._types, f"{kind.__name__} is not a message of this codec"
         names = [name for name in self._types[kind] if name not in self._implied]
         assert sorted(names) == sorted(fields), f"{kind.__name__} has the fields {names}"
         return json.dumps({"kind": kind.__name__} | {name: fields[name] for name in names}, default=sorted) + "\n"
 
     def read(self, line: str, **implied: Any) -> _M:
-        """Reads the message of a line.
+        """Decodes a line into a message.
 
         Args:
             line: the line, from any source.
-            implied: values of the implied fields; fields that a kind does not have are ignored.
+            implied: values of the implied fields; a class without such a field ignores it.
 
-        Raises:
-            RunError: the line is not JSON, is of an unknown kind, or a field is missing, unknown or of another type.
+            Raises:
+                RunError: the line is not JSON or of an unknown kind, or a field is missing, unknown or of the wrong
+                    type.
         """
         try:
             fields = _dict(json.loads(line), "a message")
@@ -95,7 +96,7 @@ def _as(kind: Any, value: Any, name: str) -> Any:
 
 @cache
 def _reader(kind: Any) -> Callable[[Any, str], Any]:
-    """Returns the function that checks and converts a JSON value of a field for an annotation."""
+    """Returns a function that checks a field's JSON value against an annotation, and converts it."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda value, _: value
@@ -164,27 +165,27 @@ def _shown(value: Any) -> str:
 
 
 class SourceText(str):
-    """A value as a gin file writes it, for error messages."""
+    """A value as written in a gin file: shown in error messages without quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
 def written(value: Any) -> Any:
-    """Returns a value, or the way gin writes it if its ``repr`` would mean nothing to the user."""
+    """Returns a value for an error message: as gin writes it, if its ``repr`` would mean nothing to users."""
     if callable(value) and hasattr(value, "__name__"):
         return SourceText(f"@{value.__name__}")
     return SourceText(f"@{type(value).__name__}()") if hasattr(value, "__dataclass_fields__") else value
 
 
 def checked(kind: Callable, known: Mapping[str, Callable]) -> Callable:
-    """Wraps a constructor for gin so that it reports a value of the wrong type as a SettingError.
+    """Wraps a constructor for gin so that a value of the wrong type raises a SettingError.
 
-    The type's own checks come first, since their messages say more.
+    The constructor's own checks come first, since their messages say more.
 
     Args:
         kind: class or function with annotated parameters.
-        known: names that can follow ``@``, for the message.
+        known: names that may follow ``@``, for the message.
     """
     parameters, hints = inspect.signature(kind).parameters, typing.get_type_hints(kind)
 
@@ -197,7 +198,7 @@ def checked(kind: Callable, known: Mapping[str, Callable]) -> Callable:
                 )
         try:
             result = kind(**settings)
-        except (TypeError, AttributeError):  # raised by a check that took the type for granted
+        except (TypeError, AttributeError):  # the constructor's own check may have failed on the wrong type
             _check(kind.__name__, settings, hints, known)
             raise
         _check(kind.__name__, settings, hints, known)
@@ -218,7 +219,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, argument) for argument in arguments)
     if origin is Literal:
         return value in arguments
-    if origin is tuple:  # gin gives lists, too
+    if origin is tuple:  # gin also passes lists
         return isinstance(value, tuple | list) and all(_fits(item, arguments[0]) for item in value)
     if origin is not None:
         return isinstance(value, origin)
@@ -230,7 +231,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def described(hint: Any, known: Mapping[str, Callable]) -> str:
-    """Describes the values that an annotated setting takes, such as ``a number or None``."""
+    """Describes the values that an annotated setting accepts, such as ``a number or None``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(described(argument, known) for argument in arguments)
@@ -247,7 +248,7 @@ def described(hint: Any, known: Mapping[str, Callable]) -> str:
 
 
 def fitting(hint: Any, known: Mapping[str, Callable]) -> list[str]:
-    """Returns the names that can follow ``@`` in a setting of an annotated type, or all names if none fits."""
+    """Returns the names that may follow ``@`` in a setting of an annotated type; all names if none fits."""
 
     def makes(kind: Callable) -> Any:
         return kind if isinstance(kind, type) else typing.get_type_hints(kind)["return"]
@@ -265,6 +266,6 @@ def _is_protocol(hint: Any) -> bool:
 
 
 def _has_members(value: Any, protocol: Any) -> bool:
-    # Looked up statically: a property may read a file.
+    # Without evaluating properties, which may read files.
     members = [name for name in vars(protocol) if not name.startswith("_")]
     return all(inspect.getattr_static(value, name, None) is not None for name in members)

@@ -1,4 +1,4 @@
-"""The user's environment variables: which of JAX's would change a run's results, and where caches belong."""
+"""The user's environment variables: JAX's variables that would change results, and the place for caches."""
 
 import os
 from collections.abc import Mapping, MutableMapping
@@ -16,28 +16,28 @@ FIXED = (
     "JAX_RANDOM_SEED_OFFSET",
     "JAX_THREEFRY_PARTITIONABLE",
 )
-"""Variables that would give another loss with the same settings and seed, or that no step function compiles with."""
+"""Variables that change the loss for the same settings and seed, or with which no step function compiles."""
 _RECORDED = ("JAX_", "XLA_", "LIBTPU_", "NVIDIA_TF32_OVERRIDE")
 
 
 def drop_fixed(environment: MutableMapping[str, str]) -> list[str]:
-    """Removes the variables in ``FIXED``, before JAX is imported; returns the names of those that were set."""
+    """Removes the variables in ``FIXED``; returns the names that were set. Call it before JAX is imported."""
     return [name for name in FIXED if environment.pop(name, "")]
 
 
 def compiler_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Selects the variables that may change the last bits of results, such as ``XLA_FLAGS``, for a run's record."""
+    """Selects the variables to record with a run, such as ``XLA_FLAGS``: they may change the last bits of results."""
     return {name: value for name, value in sorted(environment.items()) if name.startswith(_RECORDED)}
 
 
 def cache_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Directory for files that can be made again: ``$XDG_CACHE_HOME/swift``, else ``~/.cache/swift``.
+    """Returns the directory for files that can be rebuilt: ``$XDG_CACHE_HOME/swift``, else ``~/.cache/swift``.
 
     Returns:
         The directory, which may not exist; None for a user who has no home directory.
     """
     chosen = environment.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(chosen):  # others are to be ignored, says the XDG Base Directory Specification
+    if os.path.isabs(chosen):  # the XDG Base Directory Specification says to ignore relative paths
         return Path(chosen) / "swift"
     try:
         return Path.home() / ".cache" / "swift"

@@ -127,7 +127,7 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def files_of(name: str) -> str:
-    """Returns the directory of an array's files, relative to the directory of all arrays."""
+    """Returns an array's directory, relative to the directory of all arrays."""
     return f"{_ARRAYS}/{name}"
 
 
@@ -149,7 +149,7 @@ def map_array(path: Path, name: str) -> np.ndarray:
 
 
 def read_part(path: Path, name: str, place: Sequence[slice]) -> np.ndarray:
-    """Reads a part of an array, and no other bytes of its file.
+    """Reads a part of an array without reading the rest of the file.
 
     Args:
         path: directory that ``write_arrays`` made.
@@ -214,7 +214,7 @@ def writing_parts(
 
 
 def runs(shape: Sequence[int], place: Sequence[slice]) -> Iterator[slice]:
-    """Yields the contiguous ranges of the flattened array that make up a part of it, in order.
+    """Yields the contiguous ranges of the flattened array that make up one part, in order.
 
     Args:
         shape: shape of the array.

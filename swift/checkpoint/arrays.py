@@ -1,4 +1,4 @@
-"""Verification of stored arrays, and pytrees of arrays in a directory with its own manifest.
+"""Verifies stored arrays, and saves pytrees of arrays in a directory with its own manifest.
 
 An array is stored as the raw bytes of its values, in one file. If that file has the digest that the array had in memory
 before it was written, the values are right, so one pass over the file verifies both. ``Verifier`` checks a run's

@@ -11,7 +11,7 @@ _EXPERTS = {"experts_per_layer": "full checkpoints", "snapshot_experts_per_layer
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The interval and the size of the checkpoints and snapshots that a run saves.
+    """Checkpoint and snapshot settings: the intervals, and how much of the state each contains.
 
     A run's first and last checkpoints are full whatever K is, and so is the one saved when a run is stopped.
 

@@ -52,7 +52,7 @@ def _experts_text(units: Iterable[Unit]) -> str:
 
 
 def save_facts(manifest: Manifest) -> dict[str, Any]:
-    """Returns the fields of the event ``checkpoint`` in ``events.jsonl``; ``bytes`` counts the values of all ranks."""
+    """Returns the fields of the event ``checkpoint`` in ``events.jsonl``; ``bytes`` is the sum over all ranks."""
     ledger = manifest.ledger
     uncounted = ledger.tally.num_uncounted
     return {
@@ -142,7 +142,7 @@ def coverage(manifest: Manifest) -> list[dict[str, Any]]:
 def describe_restore(
     directory: Path, step: int | None = None, checker: Verifier | None = None
 ) -> tuple[list[str], dict[str, Any]]:
-    """Describes a restore of the newest sound checkpoint, or of a given one: (lines for people, the same as JSON)."""
+    """Describes what a restore would read, by default the newest sound checkpoint: (lines for people, JSON)."""
     try:
         plan = plan_restore(directory, step=step, checker=checker)
     except SettingError as error:

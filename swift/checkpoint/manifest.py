@@ -1,4 +1,4 @@
-"""Checkpoint manifests, the ledger of a run's checkpoints, and the layout of the checkpoint directory.
+"""Checkpoint manifests, the ledger that a run keeps of them, and the layout of the checkpoint directory.
 
 A manifest is self-contained. For every expert it names the step and files of the two newest copies, with digests,
 sizes and the token updates they contain; for the dense part, the files of its own step. It also holds the ledger, which
@@ -440,7 +440,7 @@ def commit_save(directory: Path, step: int) -> Path:
     An earlier checkpoint of the same iteration is kept until then, and ``clean_up_saves`` puts it back after a crash.
     """
     path = checkpoint_path(directory, step)
-    if path.exists():
+    if path.exists():  # a rename cannot replace a directory with files
         path.rename(path.with_suffix(_EARLIER))
     temporary_path(directory, step).rename(path)
     sync_directory(directory)  # before the checkpoint that this one replaces is removed
@@ -449,7 +449,7 @@ def commit_save(directory: Path, step: int) -> Path:
 
 
 def archive_newer(directory: Path, step: int) -> list[str]:
-    """Renames the checkpoints newer than ``step``, from which a run resumes: they would shadow the ones it saves next.
+    """Sets aside the checkpoints newer than ``step``, where a run resumes: they would shadow the ones it saves next.
 
     Returns:
         The new names.
@@ -506,7 +506,7 @@ def files_needed(manifests: list[Manifest]) -> dict[int, frozenset[str]]:
 
 
 def _keep_only(path: Path, names: frozenset[str]) -> None:
-    """Removes every file of a directory that is not named, and directories that become empty."""
+    """Removes all files that are not in ``names``, and directories that become empty."""
     if not names:
         shutil.rmtree(path)
         return

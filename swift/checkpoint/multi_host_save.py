@@ -241,7 +241,7 @@ class _Contents:
 
 
 def stored_shapes(split: StateSplit, chosen_LK: np.ndarray) -> dict[str, Any]:
-    """Returns shapes and dtypes, by name, of the arrays that a checkpoint of the chosen experts stores."""
+    """Returns shape and dtype, by name, for each array that a checkpoint of the chosen experts stores."""
     shapes = {name: leaf for name, leaf in split.dense_shapes.items() if is_persisted(shape_text(leaf))}
     for unit in _units(chosen_LK):
         shapes.update({unit_array(unit, dtype): shape for dtype, shape in split.unit_shapes.items()})
@@ -415,7 +415,7 @@ def _content(arrays: Path, names: Sequence[str], files: Mapping[str, Files]) -> 
 
 @dataclass(frozen=True)
 class HostSave:
-    """The steps of a save on one of several hosts.
+    """A save on one of several hosts, step by step.
 
     The first host calls ``begin``, ``write`` and ``commit``; the others call ``wait`` and ``write``.
 

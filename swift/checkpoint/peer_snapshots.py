@@ -1,4 +1,4 @@
-"""Snapshots of each rank's slices in the next rank's memory: the first checkpoint level of MoC-System.
+"""Snapshots of each rank's slices in the next rank's memory: MoC-System's first checkpoint level.
 
 Legend: P stages, L MoE layers of the model, E expert classes, K classes of a layer that a snapshot copies, N ranks,
 V arrays of an expert's state of one dtype, w values of a rank's slice, C copies.
@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 
 
 class _Store:
-    """The two newest copies of the dense part and of every expert; memory for two whole snapshots, whatever K is.
+    """Keeps two copies of the dense part and every expert, the newest ones, in memory for two whole snapshots.
 
     Attributes:
         dense: pairs (step, dense part), the newest first.
@@ -45,6 +45,7 @@ class _Store:
     def put(self, step: int, snapshot: Snapshot, contained_LE: np.ndarray) -> Snapshot | None:
         """Stores a snapshot: each expert replaces its older copy. Returns a snapshot whose memory may be reused."""
         chosen_LK, layers_L1 = snapshot.chosen_LK, np.arange(len(snapshot.chosen_LK))[:, None]
+        # For each expert the older of its two places, or an empty one (step -1).
         where = (self.step_CLE.argmin(axis=0)[layers_L1, chosen_LK], layers_L1, chosen_LK)
         self.step_CLE[where] = -1  # a half-written copy must not be found if the copy below is interrupted
         for dtype, block in snapshot.blocks.items():
@@ -83,7 +84,7 @@ class _Store:
 
 
 class PeerSnapshots:
-    """Takes snapshots of all ranks of a process in the background, one at a time.
+    """Takes snapshots of all the process's ranks in the background, one at a time.
 
     Rank r + 1 keeps the snapshots of rank r, and the first rank keeps the last rank's. A snapshot counts once it is
     complete; the one before is kept until then.

@@ -70,7 +70,7 @@ class RestorePlan:
                 whatever it was before.
         """
         before = self.manifest.ledger
-        copies = {
+        copies = {  # a newer copy than the source is damaged
             unit: tuple(c for c in before.copies[unit] if c.step <= copy.step) for unit, copy in self.sources.items()
         }
         k = first_k

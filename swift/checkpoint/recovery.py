@@ -29,7 +29,7 @@ _MASTER = "master."
 
 
 class _CopySource(NamedTuple):
-    """The origin of a copy of a slice.
+    """The origin of a slice's copy.
 
     Attributes:
         kind: a snapshot of the rank, a replica of the expert in a slot, or a checkpoint in storage.
@@ -47,7 +47,7 @@ class _CopySource(NamedTuple):
 
 
 class _RankSource(NamedTuple):
-    """The source of a lost rank's slices of an expert, or of the dense part.
+    """The origins of a lost rank's slices, either of one expert or the dense part.
 
     Attributes:
         stage, rank: the lost rank.
@@ -166,7 +166,7 @@ def recover_ranks(
 
 
 class _LostSlices(NamedTuple):
-    """A unit of recovery: a rank's slices of one expert, or of a stage's dense part (``unit`` is None)."""
+    """Slices that are recovered together: a rank's part of one expert, or its dense part in a stage (``unit`` None)."""
 
     stage: int
     rank: int
@@ -175,7 +175,7 @@ class _LostSlices(NamedTuple):
 
 @dataclass(frozen=True)
 class _SliceSource:
-    """A copy of lost slices: its origin, a reader of its values by array name, and its token updates (None: all)."""
+    """A copy of lost slices: its origin, a reader that takes an array's name, and its token updates (None: all)."""
 
     origin: _CopySource
     read: Callable[[str], np.ndarray]
@@ -197,7 +197,7 @@ class _SliceSearch:
     ledger: Ledger
 
     def find(self, lost_slices: _LostSlices) -> tuple[_SliceSource, _SliceSource]:
-        """Returns the best copies of (the weights, the moments) of lost slices."""
+        """Returns the best copies of lost slices, for (the weights, the moments)."""
         newest = self._newest(lost_slices)
         if newest is not None and newest.origin.step == self.step:
             return newest, newest
@@ -244,7 +244,7 @@ class _SliceSearch:
         return self.slots["expert"].shape[-1] >= self.split.num_ranks * width
 
     def _in_slots(self, lost_slices: _LostSlices) -> _SliceSource | None:
-        """Returns the weights in a slot of a live rank of the stage; every rank has the dense weights."""
+        """Returns the weights in a slot of a live rank in the same stage; every rank has the dense weights."""
         stage, rank, unit = lost_slices
         living = [other for other in range(self.split.num_ranks) if (stage, other) not in self.lost]
         if not self.slots or not living:
@@ -293,7 +293,7 @@ def _lost_slices(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterat
 
 
 def _slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[str]]:
-    """Returns the names of (master weights, moments) that are sliced over ranks, of experts or of the dense part."""
+    """Names the arrays that ranks hold slices of: (master weights, moments); without ``unit``, the dense part's."""
     among = split.expert_names if unit is not None else [n for n in split.dense_shapes if n in split.ranked_names]
     masters = [name for name in among if name.startswith(_MASTER)]
     return masters, [name for name in among if name not in masters]

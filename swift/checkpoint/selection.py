@@ -1,4 +1,4 @@
-"""Selection of the experts that a partial checkpoint saves, and the account of tokens that a restore loses.
+"""Partial checkpoints: which experts to save, the size that results, and the tokens that a restore loses.
 
 The methods are MoC-System's (arXiv 2408.04307): partial expert checkpoints (PEC), the proportion of lost tokens (PLT),
 which ``TokenUpdateCounter`` tracks, and Dynamic-K.
@@ -40,7 +40,7 @@ def sequential(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[n
 
 
 def next_rotation(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[np.ndarray, " L"]:
-    """Returns the next class of each layer, ``[L]``, after a sequential save of K classes."""
+    """Returns each layer's next class, ``[L]``, after a sequential save of K classes."""
     return (turn_L + k) % max(num_classes, 1)
 
 
@@ -69,7 +69,7 @@ def everything(num_layers: int, num_classes: int) -> Int[np.ndarray, "L E"]:
 
 
 def partial_bytes(dense_bytes: float, expert_bytes: float, k: int, num_classes: int) -> float:
-    """Computes the bytes of a checkpoint with K of E experts: C_pec = P_dense + K/E * P_expert.
+    """Computes the bytes of a partial checkpoint, K of E experts: C_pec = P_dense + K/E * P_expert.
 
     Args:
         dense_bytes: bytes of the dense part, weights and moments.

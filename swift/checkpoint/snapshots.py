@@ -126,8 +126,8 @@ def assemble_snapshot(
 
 def _fetch(copies: dict[str, jax.Array], split: StateSplit, num_givers: int) -> list[HostShard]:
     shards = [(name, shard) for name, copy in copies.items() for shard in copy.addressable_shards]
-    firsts = [(name, shard) for name, shard in shards if shard.replica_id == 0]
-    for _, shard in firsts:
+    firsts = [(name, shard) for name, shard in shards if shard.replica_id == 0]  # one shard where several are equal
+    for _, shard in firsts:  # start all transfers before waiting for the first
         shard.data.copy_to_host_async()
     pieces = [HostShard(name, shard.index, np.asarray(shard.data)) for name, shard in firsts]
     if num_givers == 1:
@@ -136,7 +136,7 @@ def _fetch(copies: dict[str, jax.Array], split: StateSplit, num_givers: int) -> 
 
 
 def _state_part(piece: HostShard, split: StateSplit, num_givers: int) -> HostShard | None:
-    """Moves a mesh row's piece to its place in the state; None if other rows of the stage contribute all of it."""
+    """Moves a mesh row's piece to its place in the state; None if the stage's other rows contribute all of it."""
     row, *rest = piece.place
     stage, giver = divmod(row.start, num_givers)
     place = slice(stage, stage + 1), *rest
@@ -162,7 +162,7 @@ def _copier(
 
     def part(array: jax.Array) -> jax.Array:
         if num_givers == 1:
-            return jnp.copy(array)
+            return jnp.copy(array)  # jit would return an unchanged input itself, which the caller may donate
         size = -(-array.shape[-1] // num_givers)
         start = stages.row_index() % num_givers * size
         return lax.dynamic_slice_in_dim(array, start, size, axis=-1)  # clamps: the last slice shifts back to fit

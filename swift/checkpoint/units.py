@@ -60,7 +60,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class StateSplit:
-    """Division of a state into dense arrays and arrays by expert, and the layout of both.
+    """The division of a state's arrays into dense ones and ones that are split by expert, and their layout.
 
     Attributes:
         abstract: the state as a tree of shapes and dtypes: RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
@@ -122,7 +122,7 @@ class StateSplit:
 
     @cached_property
     def layers_of_stages(self) -> tuple[range, ...]:
-        """MoE layers of each stage, numbered through the model."""
+        """MoE layers that each stage holds, numbered through the model."""
         num_stages, num_layers = self._expert_shape[:2]
         counts = (num_layers,) * num_stages if self.layers_P is None or not self.expert_names else self.layers_P
         ends = list(accumulate(counts, initial=0))
@@ -197,7 +197,7 @@ class StateSplit:
         return Snapshot({name: arrays[name] for name in self.dense_shapes}, blocks, chosen_LK)
 
     def join(self, dense: Mapping[str, np.ndarray], blocks: Mapping[str, np.ndarray]) -> Any:
-        """Reassembles the state from its dense part and the blocks of all experts, in order of class."""
+        """Reassembles the state from its dense part and all experts' blocks, in order of class."""
         experts = {name: self._expert_array(blocks, name) for name in self.expert_names}
         arrays = [experts[name] if name in experts else dense[name] for name in self.shapes]
         return jax.tree.unflatten(jax.tree.structure(self.abstract), arrays)
@@ -211,7 +211,7 @@ class StateSplit:
         return array
 
     def bytes_per_rank(self, k: int) -> list[list[int]]:
-        """Computes the bytes of a checkpoint of K experts a layer, by stage and rank, ``[P][N]``.
+        """Computes the bytes of a checkpoint with K experts in each layer, by stage and rank, ``[P][N]``.
 
         Arrays that all ranks share count for rank 0.
         """

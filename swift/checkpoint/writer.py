@@ -97,7 +97,7 @@ def save_checkpoint(
         options: dict[str, Any] = {"identity": identity, "extra": extra, "num_kept": num_kept}
         return finish_save(directory, step, written, split, snapshot.chosen_LK, ledger, **options)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)  # it would keep a full disk full
         raise
 
 

@@ -1,4 +1,4 @@
-"""Checks for settings that exclude each other, such as snapshots and peers, or tied state and failures."""
+"""Refuses settings that exclude each other, such as snapshots and peers, or tied state and failures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -32,12 +32,12 @@ _CHOICES = {
     "remat": get_args(Remat),
 }
 STEP_SETTINGS = {"StepSpec.policy": "Experiment.placement", "StepSpec.memory": "OptimizerConfig.memory"}
-"""Settings that a step's spec knows by names of its own."""
+"""Names of a step spec's fields, and the settings that users know them by."""
 _SWITCHES = ("separate_documents",)
 
 
 def check_parts(settings: Mapping[str, Any]) -> None:
-    """Raises SettingError unless the parts of an experiment are of their types, and its placement is a policy."""
+    """Raises SettingError unless an experiment's parts have the right types, and its placement is a policy."""
     for name, kind in _PARTS.items():
         if not isinstance(settings[name], kind):
             raise SettingError(f"Experiment.{name}", settings[name], f"must be @{kind.__name__}()")
@@ -47,7 +47,7 @@ def check_parts(settings: Mapping[str, Any]) -> None:
 
 
 def check_choices(settings: Mapping[str, Any]) -> None:
-    """Raises SettingError unless settings of an experiment with few values have one of these."""
+    """Raises SettingError if a setting with a fixed list of values has another value."""
     for name, choices in _CHOICES.items():
         if settings[name] not in choices:
             raise SettingError(f"Experiment.{name}", settings[name], f"choose one of {', '.join(choices)}")
@@ -57,14 +57,14 @@ def check_choices(settings: Mapping[str, Any]) -> None:
 
 
 def check_warmup(optimizer: OptimizerConfig, num_steps: int) -> None:
-    """Raises SettingError if the run ends while its learning rate still rises."""
+    """Raises SettingError if the run would end during the learning rate's warm-up."""
     if optimizer.schedule is None and optimizer.decay_steps is None and (optimizer.warmup_steps or 0) >= num_steps:
         allowed = f"must be below Experiment.num_steps = {num_steps}"
         raise SettingError("OptimizerConfig.warmup_steps", optimizer.warmup_steps, allowed)
 
 
 def check_snapshots(checkpoint: CheckpointConfig, topology: Topology) -> None:
-    """Raises SettingError if snapshots are requested where no other rank could keep them, or where peers suffice."""
+    """Raises SettingError if snapshots are requested but no other rank can keep them, or peers make them needless."""
     setting, every = "CheckpointConfig.snapshot_every", checkpoint.snapshot_every
     if every and topology.num_pipelines > 1:
         raise SettingError(setting, every, "must be 0 with several pipelines, where peers have what is lost")
@@ -73,7 +73,7 @@ def check_snapshots(checkpoint: CheckpointConfig, topology: Topology) -> None:
 
 
 def check_coupled(settings: Mapping[str, Any]) -> None:
-    """Raises SettingError if the state cannot be tied to its ranks and slots, the layout ``coupled``."""
+    """Raises SettingError if the layout ``coupled``, which ties state to ranks and slots, is not possible here."""
     setting, topology, experts = "OptimizerConfig.layout", settings["topology"], settings["experts"]
     checkpoint = settings["checkpoint"]
     if len(topology.workers) > 1:
@@ -105,7 +105,7 @@ def check_coupled(settings: Mapping[str, Any]) -> None:
 
 
 def check_memory(memory: str, ranks: RankKind, chunks: Chunks, adapt: str) -> None:
-    """Raises SettingError if optimizer slices in host memory are not possible."""
+    """Raises SettingError if optimizer slices cannot be kept in host memory with these settings."""
     if memory == "device":
         return
     needs = {
@@ -121,14 +121,14 @@ def check_memory(memory: str, ranks: RankKind, chunks: Chunks, adapt: str) -> No
 
 
 def check_rules(experts: ExpertConfig, placement: PlacementPolicy) -> None:
-    """Raises SettingError if experts follow rules that their placement does not."""
+    """Raises SettingError if DeepSpeed's expert rules are used without the static placement that they require."""
     if experts.is_deepspeed and not isinstance(placement, Static):
         allowed = "needs Experiment.placement = @Static(), with which every expert has as many replicas as others"
         raise SettingError("ExpertConfig.rules", experts.rules, allowed)
 
 
 def check_single_worker(settings: Mapping[str, Any]) -> None:
-    """Raises SettingError if a single worker has a setting that is for several."""
+    """Raises SettingError if a single worker has a setting that only works with several."""
     if len(settings["topology"].workers) > 1:
         return
     for name, only in (("window", 1), ("memory_limit", None)):
@@ -137,7 +137,7 @@ def check_single_worker(settings: Mapping[str, Any]) -> None:
 
 
 def check_sharded(embedding: str, head: str, model: ModelConfig, *, loses_ranks: bool) -> None:
-    """Raises SettingError if a sharded embedding or head is a tied table, or its ranks are to copy lost ones' parts."""
+    """Raises SettingError if an embedding or head is sharded although it is tied, or although ranks may be lost."""
     if model.tied_embeddings:
         allowed = "must be 'replicated' with ModelConfig.tied_embeddings = True: every rank has the whole embedding"
     elif loses_ranks:
@@ -169,7 +169,7 @@ def check_vocabulary(vocab_size: int, num_tokens: int) -> None:
 
 
 def check_microbatches(microbatches: Sequence[int] | None, topology: Topology, num_microbatches: int) -> None:
-    """Raises SettingError if these are not the micro-batches of an iteration, divided among the pipelines."""
+    """Raises SettingError unless there is a number for each pipeline, and the numbers add up to the iteration's."""
     setting, number = "Experiment.microbatches", topology.num_pipelines
     if microbatches is None:
         return
@@ -183,7 +183,7 @@ def check_microbatches(microbatches: Sequence[int] | None, topology: Topology, n
 
 
 def check_adapting(settings: Mapping[str, Any], chunks: Chunks) -> None:
-    """Raises SettingError if blocks cannot move after a failure, or nobody asked for it but said when it pays."""
+    """Raises SettingError if blocks are to move after a failure but cannot, or a downtime is set but never used."""
     adapt, planner, expected_s = settings["adapt"], settings["planner"], settings["expected_downtime"]
     if expected_s is not None:
         check_number("Experiment.expected_downtime", expected_s, above=0)
@@ -210,14 +210,14 @@ def check_adapting(settings: Mapping[str, Any], chunks: Chunks) -> None:
 
 
 def check_cuts(chunks: Chunks, planner: str | CustomPlanner) -> None:
-    """Raises SettingError if stages differ between pipelines where the planner gives each worker several runs."""
+    """Raises SettingError if pipelines are cut differently although the planner gives each stage several runs."""
     if isinstance(planner, str) and planner in SHAPES and not chunks.is_uniform_cut:
         allowed = "plans pipelines that are alike, and Experiment.cut differs between them"
         raise SettingError("Experiment.planner", planner, allowed)
 
 
 def check_window(window: int, num_steps: int, eval_every: int, checkpoint: CheckpointConfig) -> None:
-    """Raises SettingError if a window is longer than a period after which a window has to end."""
+    """Raises SettingError if a window is longer than the run, or the interval of evaluations, saves or snapshots."""
     periods = {"Experiment.num_steps": num_steps, "Experiment.eval_every": eval_every}
     periods |= {f"CheckpointConfig.{name}": getattr(checkpoint, name) for name in ("every", "snapshot_every")}
     for name, period in periods.items():
@@ -227,7 +227,7 @@ def check_window(window: int, num_steps: int, eval_every: int, checkpoint: Check
 
 
 def check_planner(planner: str | CustomPlanner, *, fails: bool) -> None:
-    """Raises SettingError for a planner that is not known, or that cannot plan for failures where there are some."""
+    """Raises SettingError if the planner is unknown, or workers fail but it cannot plan for failures."""
     if isinstance(planner, str) and planner not in PLANNER_NAMES:
         raise SettingError("Experiment.planner", planner, f"choose one of {', '.join(PLANNER_NAMES)}")
     if fails and planner in FAULT_FREE:

@@ -1,4 +1,4 @@
-"""The cuts of a model into stages or runs of layers: the user's, or computed from the costs of its layers."""
+"""Cuts a model into stages or runs of layers, by the user's sizes or by estimated costs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,12 +26,12 @@ def cut_model(
         experts: settings of its expert layers.
         vocab_size: size of the vocabulary.
         topology: pipelines and stages.
-        sizes: layers of each part, or such a list for each pipeline. None: equally many if that makes all parts alike;
-            otherwise the cut that makes the longest part as short as possible.
-        shape: stage of each part; None: the parts are the stages.
+        sizes: number of layers in each part, or such a list for each pipeline. None: an even cut if all parts are then
+            alike; otherwise the cut that makes the most expensive part as cheap as possible.
+        shape: the stage that holds each part; None: the parts are the stages.
 
-    Raises:
-        SettingError: there are more parts than layers, a part without a layer, or the sizes do not add up.
+        Raises:
+            SettingError: there are more parts than layers, a part has no layer, or the sizes do not add up.
     """
     num_pipelines, num_stages = topology.num_pipelines, topology.num_stages
     num_parts = num_stages if shape is None else len(shape)
@@ -51,7 +51,7 @@ def cut_model(
 
 
 def chunks_of(cuts: Sequence[Cut], shape: Sequence[int]) -> Chunks:
-    """Finds the chunks of pipelines with these cuts, whose parts are on the stages that ``shape`` lists."""
+    """Divides the model into chunks common to all pipelines' cuts; ``shape`` lists the stage of each part."""
     sizes, parts = common_chunks([cut.sizes for cut in cuts])
     return Chunks(
         cuts[0].moe_layers, sizes, tuple(tuple(shape[part] for part in pipeline_parts) for pipeline_parts in parts)
@@ -59,7 +59,7 @@ def chunks_of(cuts: Sequence[Cut], shape: Sequence[int]) -> Chunks:
 
 
 def cuts_text(cuts: Sequence[Cut], num_stages: int) -> str:
-    """Describes the stages of all pipelines.
+    """Describes the stages of all pipelines in a few words.
 
     >>> cuts_text([Cut((True,) * 4, (3, 1)), Cut((True,) * 4, (1, 3))], 2)
     '2 stages (3, 1; 1, 3 layers)'
@@ -74,24 +74,26 @@ def cuts_text(cuts: Sequence[Cut], num_stages: int) -> str:
 
 
 def layers_of_stages(cuts: Sequence[Cut]) -> list[Any]:
-    """Numbers of layers of each stage, or of each run, for JSON; by pipeline if they are cut differently."""
+    """Returns the number of layers in each stage or run, for JSON; a list for each pipeline if the cuts differ."""
     return list(cuts[0].sizes) if len(set(cuts)) == 1 else [list(cut.sizes) for cut in cuts]
 
 
 def layer_costs(model: ModelConfig, experts: ExpertConfig, vocab_size: int) -> tuple[list[float], float, float]:
-    """Estimates what the parts of a model cost, in FLOPs of matmuls per token, forward and backward.
+    """Estimates the costs of a model's layers, in matmul FLOPs per token, forward and backward.
 
     Returns:
         (each layer, the embedding, the head).
     """
     dim, width = model.model_dim, model.num_heads * model.channels
+    # Projections of queries and outputs, of keys and values; then scores and weighted sums over all T positions.
     attention = 2 * dim * (2 * width + 2 * model.kv_heads * model.channels) + 4 * model.sequence_length * width
-    network = 2 * dim * (3 if model.activation == "swiglu" else 2)  # for each of its hidden channels
+    network = 2 * dim * (3 if model.activation == "swiglu" else 2)  # FLOPs for each hidden channel of an FFN
     served = experts.top_k * (experts.capacity_factor or 1.0) + model.num_shared_experts
     mixture = network * model.expert_width * served + 2 * dim * experts.num_classes
     dense = network * model.ffn_dim
-    # The gradient of the embedding is one matmul; the head has one for its output and two for its gradients.
+    # The embedding has one matmul, in its gradient; the head has one for its output and two for its gradients.
     vocabulary = 2.0 * dim * vocab_size
+    # Times 3: each matmul of the forward pass has two in the backward pass.
     costs = [3.0 * (attention + (mixture if is_moe else dense)) for is_moe in model.moe_layers]
     return costs, vocabulary, 3 * vocabulary
 

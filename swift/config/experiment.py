@@ -1,7 +1,7 @@
-"""The experiment: all settings of a run, and the data, specs and engine that follow from them.
+"""The experiment: all settings of a run, and the loader, mesh, step spec and engine built from them.
 
-Its failures are a list of texts, parsed to a ``FailureList``: who is down in which iterations. A rank that fails takes
-its worker with it if its stage has peers; with one pipeline, ranks fail by themselves.
+Its failures are a list of texts, parsed into a ``FailureList`` that says which workers are down in which iterations. If
+a stage has peers, a worker fails as a whole. With a single pipeline, expert ranks fail by themselves.
 """
 
 import re
@@ -41,39 +41,39 @@ if TYPE_CHECKING:
 FAILURES_SETTING = "Experiment.failures"
 
 StageRank = tuple[int, int]
-"""An expert rank of the only pipeline: (stage, rank)."""
+"""An expert rank in a run of one pipeline: (stage, rank)."""
 
 _FORM = re.compile(r"\s*step\s+([0-9]+)\s*:\s*([a-z]+)\s+([0-9]+):([0-9]+)\s*")
 _WITH_RANK = re.compile(r"(.*\S)\s+rank\s+([0-9]+)\s*")
-"""Texts of failures: an event of a worker, and the rank at the end of one."""
+"""Patterns of a failure's text: the event of a worker, and the optional rank at its end."""
 
 _MOST_MICROBATCHES = 2**16
-"""Most micro-batches of a pipeline: a schedule lists what is done with each."""
+"""Most micro-batches of a pipeline: a schedule lists the operations of each."""
 
 
 class FailureSource(Protocol):
-    """A source of failures, asked before every window of iterations that run as one program."""
+    """A source of failures, asked before every window of iterations."""
 
     def failed(self, first_step: int, last_step: int) -> frozenset[Worker]:
-        """Returns the workers that are down in the iterations from ``first_step`` to ``last_step``, from 1.
+        """Returns the workers that are down in the window from ``first_step`` to ``last_step``, counted from 1.
 
-        A failure costs the window that it falls into, which the survivors run again: so a worker that fails in a window
-        counts as down from the window's first step. It rejoins at the first window that starts no earlier than its
-        return.
+        A window runs as one program, and after a failure within it the survivors run it again. So a worker that fails
+        in a window counts as down from the window's first step. It rejoins at the first window that starts no earlier
+        than its return.
         """
 
     def lost_ranks(self, first_step: int, last_step: int) -> frozenset[StageRank]:
-        """Returns the expert ranks that are down, if ranks fail by themselves; the same rules hold for them."""
+        """Returns the expert ranks that are down in a window, by the rules of ``failed``."""
 
 
 class FailureEvent(NamedTuple):
-    """The failure or return of a worker or of one of its expert ranks.
+    """The failure or return of a worker, or of one of its expert ranks.
 
     Attributes:
         step: first iteration without the worker, or with it again; from 1.
         kind: failure or return.
         worker: (pipeline, stage).
-        rank: expert rank of the worker; None: all of them.
+        rank: expert rank of the worker; None: the whole worker.
     """
 
     step: int
@@ -83,7 +83,7 @@ class FailureEvent(NamedTuple):
 
     @property
     def who(self) -> str:
-        """Name of the worker or rank in messages."""
+        """Name of the worker or rank, for messages."""
         name = "worker {}:{}".format(*self.worker)
         return name if self.rank is None else f"rank {self.rank} of {name}"
 
@@ -99,7 +99,7 @@ class FailureList:
     ([(1, 2)], [(1, 2)])
 
     Attributes:
-        events: events by step; those of a step in the order of the list.
+        events: events by step; events of the same step in the order of the list.
     """
 
     events: tuple[FailureEvent, ...] = ()
@@ -114,7 +114,7 @@ class FailureList:
         return frozenset((stage, rank) for (_, stage), rank in down if rank is not None)
 
     def is_over(self, step: int) -> bool:
-        """Whether no worker fails or rejoins after a step."""
+        """Whether no worker fails or rejoins after this step."""
         return all(event.step <= step for event in self.events)
 
     def _down(self, first_step: int, last_step: int) -> set[tuple[Worker, int | None]]:
@@ -131,16 +131,16 @@ def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, win
     """Parses the failure list of an experiment.
 
     Args:
-        texts: texts such as ``step 20: fail 1:2`` and ``step 45: rejoin 1:2``, or ``step 20: fail 0:0 rank 3`` with one
-            pipeline, in any order of steps.
+        texts: texts such as ``step 20: fail 1:2`` and ``step 45: rejoin 1:2`` in any order; with one pipeline also
+            ``step 20: fail 0:0 rank 3``.
         topology: topology of the cluster.
         num_steps: number of iterations of the experiment.
-        window: iterations that run as one program.
+        window: number of iterations that run as one program.
 
-    Raises:
-        SettingError: a text is not of that form, names a step, a worker or a rank that does not exist, fails one that
-            is down, rejoins one that is live, or leaves a stage without a live worker or the run without an expert rank
-            in some window.
+        Raises:
+            SettingError: a text does not have this form, or names a step, worker or rank that does not exist; a worker
+                or rank fails that is down, or rejoins that is live; or in some window a stage would have no live
+                worker, or the run no expert rank.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise SettingError(FAILURES_SETTING, texts, "must be a list of texts, such as ['step 20: fail 1:2']")
@@ -160,7 +160,7 @@ def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, win
 
 
 def parse_rank(text: str) -> tuple[str, int | None]:
-    """Splits a text into the part before the rank and the rank; None if it names no rank.
+    """Splits a failure's text into the part before the rank, and the rank; None if it names no rank.
 
     >>> parse_rank("step 20: fail 0:0 rank 3"), parse_rank("step 20: fail 1:2")
     (('step 20: fail 0:0', 3), ('step 20: fail 1:2', None))
@@ -172,17 +172,17 @@ def parse_rank(text: str) -> tuple[str, int | None]:
 def parse_event(
     setting: str, text: str, kinds: Sequence[str], topology: Topology, last_step: tuple[str, int]
 ) -> tuple[int, str, Worker]:
-    """Parses one text such as ``step 20: fail 1:2`` into (step, kind, worker); it is not checked against others.
+    """Parses one text such as ``step 20: fail 1:2`` into (step, kind, worker), without regard to other events.
 
     Args:
-        setting: setting or option that the text was given for, for errors.
+        setting: setting or option that has the text, for errors.
         text: text to parse.
         kinds: kinds of events.
         topology: topology of the cluster.
-        last_step: last step that is allowed: its name for users, and its value.
+        last_step: last step that is allowed: (name of the setting, value).
 
     Raises:
-        SettingError: the text is not of that form, or names a step or a worker that does not exist.
+        SettingError: the text does not have this form, or names a step or a worker that does not exist.
     """
     match = _FORM.fullmatch(text)
     if match is None or match[2] not in kinds:
@@ -216,7 +216,7 @@ def _parse(text: str, topology: Topology, num_steps: int) -> FailureEvent:
 def _check_turn(
     text: str, event: FailureEvent, down: Mapping[tuple[Worker, int | None], int], topology: Topology
 ) -> None:
-    """Raises SettingError if an event is impossible when ``down`` are down, each since its step."""
+    """Raises SettingError if an event is impossible while ``down`` are down, each since its step."""
     (d, p), since = event.worker, down.get((event.worker, event.rank))
     if event.kind == "rejoin":
         if since is None:
@@ -234,14 +234,15 @@ def _check_turn(
 
 
 def _no_rank(topology: Topology) -> str:
-    """Describes what is missing after too many failures: a rank that one stage has lost is lost to all stages."""
+    """Describes what too many failures leave the run without: a rank lost in one stage is lost to all stages."""
     return "no live expert rank" + (" that all stages have" if topology.num_stages > 1 else "")
 
 
 def _check_window(text: str, event: FailureEvent, failures: FailureList, topology: Topology, window: int) -> None:
-    """Raises SettingError where a failure and others in a window before it leave a stage without a live worker or rank.
+    """Raises SettingError if a failure and others in the same window leave a stage without a live worker or rank.
 
-    Any window that ends with the failure counts: evaluations, checkpoints and a resumed run shift where windows begin.
+    The check takes the window that ends with the failure, since any window may occur: evaluations, checkpoints and
+    resumed runs shift where windows begin.
     """
     if event.kind == "rejoin":
         return
@@ -257,54 +258,56 @@ def _check_window(text: str, event: FailureEvent, failures: FailureList, topolog
 
 @dataclass(frozen=True)
 class Experiment:
-    """The settings of a run, with the values of the demo as defaults.
+    """The settings of a run; the defaults are the demo's.
 
     Attributes:
         model: shape of the GPT.
-        experts: settings of its expert layers.
+        experts: settings of the expert layers.
         placement: policy that computes a new placement of the experts every iteration.
         topology: pipelines, stages and expert ranks.
         ranks: ``emulated`` CPU devices, the machine's ``devices``, or ``virtual`` ranks of one device.
         data: documents and tokens.
         optimizer: optimizer and schedule.
-        compute_dtype: type of slots and activations; master weights are at least float32.
-        wire_dtype: type of gradients on the wire; ``compute`` is the compute type.
-        attention: kernel: ``plain`` keeps T x T scores, ``blockwise`` a block, ``tiled`` a smaller one, for CPUs; on
-            TPUs ``splash``, on GPUs, in 16 bits, ``triton``, ``cudnn``; ``auto`` chooses, ``plain`` for float64.
-        separate_documents: whether documents of a sequence do not see each other.
-        embedding: the embedding: ``replicated`` on every expert rank, or ``sharded`` over them, so that a rank's tokens
-            fetch each row that they need once: less memory, and fewer bytes unless an iteration has many micro-batches
+        compute_dtype: dtype of slots and activations; master weights are at least float32.
+        wire_dtype: dtype of gradients on the wire; ``compute`` is the compute dtype.
+        attention: attention kernel. On any device: ``plain``, which keeps all T x T scores, and ``blockwise``, which
+            keeps one block of them. For CPUs ``tiled``, with smaller blocks; for TPUs ``splash``; for GPUs in 16 bits
+            ``triton`` and ``cudnn``. ``auto`` chooses; for float64 it takes ``plain``.
+        separate_documents: whether attention stops at document boundaries within a sequence.
+        embedding: ``replicated`` on every expert rank, or ``sharded`` over the ranks. Sharded, a rank fetches each row
+            that its tokens need once: less memory, and fewer bytes unless an iteration has many micro-batches
             (docs/models.md).
-        head: the head's matrix: ``replicated`` on every expert rank, or ``sharded`` over them by vocabulary, so that a
-            rank scores the tokens of all ranks for its shard: less memory, and more bytes (docs/models.md).
+        head: matrix of the head: ``replicated`` on every expert rank, or ``sharded`` over the ranks by vocabulary.
+            Sharded, a rank scores the tokens of all ranks for its shard: less memory, but more bytes (docs/models.md).
         seed: seed of the parameters and of the order of the data.
         num_steps: number of iterations.
-        num_microbatches: micro-batches of an iteration in each pipeline.
-        microbatches: where they differ, those of each pipeline, such as ``(17, 17, 17, 13)`` if the mean is 16.
-        planner: planner of a pipeline's schedules, see ``swift plan``; or a user's own ``schedules.OwnPlanner``. With
-            ``v`` stages hold two runs of layers: stage 0 the model's first and last, and so on inwards.
-        window: iterations that a pipeline runs as one program, its stages updating one after the other; a window in
-            which a gradient would have been clipped is run again, one iteration after the other.
-        memory_limit: memory that the plan gives a worker, as a multiple of what F keeps of one micro-batch; None: no
-            limit. Every worker allocates each kind of buffer for the worker that needs most: see ``start`` in the
-            events.
-        remat: what keeps only its input for the backward pass and is computed again: ``none``, ``attention``, or
-            the whole ``block``, which is a third more FLOPs; True is ``block``.
-        cut: layers of each stage, such as ``(5, 4, 4, 3)``, or for each pipeline such as ``((5, 3), (4, 4))``; of each
-            run with the planner ``v``. None: equally many if that makes all alike; otherwise the longest is shortest.
+        num_microbatches: number of micro-batches of an iteration in each pipeline.
+        microbatches: number for each pipeline if they differ, such as ``(17, 17, 17, 13)`` for a mean of 16.
+        planner: planner of the pipeline schedules, see ``swift plan``; or a user's own ``schedules.OwnPlanner``. With
+            ``v`` each stage holds two runs of layers: stage 0 the model's first and last, and so on inwards.
+        window: iterations that a pipeline runs as one program, in which the stages update one after the other. A window
+            in which a gradient would have been clipped is run again, one iteration at a time.
+        memory_limit: memory that the plan gives a worker, as a multiple of what the forward pass F keeps of one
+            micro-batch; None: no limit. Every worker allocates each kind of buffer for the worker that needs the most:
+            see ``start`` in the events.
+        remat: what is recomputed in the backward pass, keeping only its input: ``none``, ``attention``, or the whole
+            ``block``, which costs a third more FLOPs; True is ``block``.
+        cut: layers of each stage, such as ``(5, 4, 4, 3)``, or a list for each pipeline, such as ``((5, 3), (4, 4))``;
+            with the planner ``v``, layers of each run. None: an even cut if all parts are then alike, otherwise the cut
+            with the shortest longest part.
         failures: workers (pipeline:stage) that fail or rejoin before an iteration, such as ``['step 20: fail 1:2',
             'step 45: rejoin 1:2']``; with one pipeline also expert ranks, ``'step 20: fail 0:0 rank 3'``. A failure
             within a window lasts for the whole window.
-        adapt: what survivors of a failure do: ``reroute`` micro-batches to peers; or, once a better plan is ready,
-            ``reassign`` roles or ``recut`` pipelines in any case, or do either, ``auto``, if it pays before a worker
+        adapt: what the survivors of a failure do: ``reroute`` micro-batches to peers; or, once a better plan is ready,
+            ``reassign`` roles or ``recut`` pipelines in any case; ``auto`` does either if it pays before a worker
             returns.
-        expected_downtime: expected time until a worker returns, in seconds; None: learnt from those that have returned.
-        sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; if it is not a multiple of their
-            number, some ranks compute on padding.
-        eval_every: iterations between evaluations on the validation split; 0: none.
-        num_eval_batches: batches of an evaluation, always the first ones.
-        checkpoint: settings of the run's checkpoints.
-        target_loss: training loss, in nats per token, until which iterations are counted; None: not counted.
+        expected_downtime: expected time until a worker returns, s; None: learnt from the workers that have returned.
+        sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; if this is not a multiple of the
+            number of ranks, some ranks compute on padding.
+        eval_every: iterations between evaluations on the validation split; 0: no evaluations.
+        num_eval_batches: batches of an evaluation, always the first ones of the split.
+        checkpoint: settings of checkpoints and snapshots.
+        target_loss: training loss, in nats per token; the summary counts the iterations to reach it. None: not counted.
     """
 
     model: ModelConfig = field(default_factory=lambda: model_size("demo"))
@@ -357,7 +360,7 @@ class Experiment:
         checks.check_microbatches(self.microbatches, self.topology, self.num_microbatches)
         checks.check_cuts(self.chunks, self.planner)
         checks.check_adapting(vars(self), self.chunks)
-        # Refused here, before anything is written or JAX has started.
+        # Check here what would otherwise fail only after files are written and JAX has started.
         object.__setattr__(self, "optimizer", with_warmup(self.optimizer, self.num_steps))
         checks.check_warmup(self.optimizer, self.num_steps)
         learning_rate(self.optimizer, self.num_steps)
@@ -369,12 +372,12 @@ class Experiment:
 
     @property
     def failure_list(self) -> FailureList:
-        """Parsed ``failures``."""
+        """The failures, parsed and checked."""
         return parse_failures(self.failures, self.topology, self.num_steps, self.window)
 
     @property
     def move_rule(self) -> "MigrationPolicy | None":
-        """Rule by which survivors of a failure take over blocks; None: they never do."""
+        """Rule that decides when survivors of a failure take over blocks; None: never."""
         if self.adapt == "reroute":
             return None
         from swift.schedules.adapt.moves import Downtimes, MigrationPolicy
@@ -383,7 +386,7 @@ class Experiment:
 
     @property
     def tokens_per_step(self) -> int:
-        """Number of positions in an iteration's global batch."""
+        """Number of tokens in an iteration's global batch."""
         num_sequences = self.topology.num_pipelines * self.num_microbatches * self.sequences_per_microbatch
         return num_sequences * self.model.sequence_length
 
@@ -392,7 +395,7 @@ class Experiment:
 
         Args:
             split: split to load.
-            corpus: index of the corpus, see ``find_index``; without it the corpus is read here.
+            corpus: index of the corpus, see ``find_index``; None: the corpus is read and tokenized now.
         """
         from swift.data.loader import Loader
 
@@ -405,24 +408,24 @@ class Experiment:
                 sequence_length=self.model.sequence_length,
                 seed=self.seed,
                 corpus=corpus,
-                # After a failure the run continues from a state that all processes have: some may be reading data for
-                # the window after the one they run, while others have yet to finish the one before.
+                # After a failure the run continues from a state that all processes have. By then one process may have
+                # read data for the window after its current one, while another has yet to finish the window before.
                 num_kept=3 * self.window if split == "train" else self.num_eval_batches,
             )
 
     def live_mesh(self) -> "LiveMesh":
-        """Makes the mesh of all workers."""
+        """Makes the mesh of all workers, on the devices that ``ranks`` names."""
         from swift.mesh.live import live_mesh
 
         with renamed_settings({"ranks": "Experiment.ranks"}):
             return live_mesh(self.topology, self.ranks)
 
     def step_spec(self, live: "LiveMesh | None" = None, platform: str | None = None) -> "StepSpec":
-        """Makes the spec of a step; reads the tokenizer, whose file may be lost.
+        """Makes the spec of a training step. This reads the tokenizer, which fails if its file is lost.
 
         Args:
-            live: mesh; None: a new one.
-            platform: platform that will run it, if this process has no such devices; None: that of the mesh.
+            live: mesh; None: a new mesh of all workers.
+            platform: platform that will run the step, if this process has no such devices; None: the mesh's platform.
         """
         from swift.config import layouts
         from swift.models.gpt import GPT
@@ -453,13 +456,13 @@ class Experiment:
                 num_microbatches=self.topology.num_pipelines * self.num_microbatches,
                 num_hot_rows=layouts.num_hot(gpt, self.sequences_per_microbatch, self.num_microbatches),
                 remat=self.remat,
-                memory="device" if live.virtual else self.optimizer.memory,  # a virtual mesh only holds a state
+                memory="device" if live.virtual else self.optimizer.memory,  # a virtual mesh only stores states
                 cut=self.blocks,
                 chunks=self.chunks,
             )
 
     def engine(self, failed: frozenset[Worker], prepare: "Prepare", live: "LiveMesh | None" = None) -> "Engine":
-        """Makes the engine of this experiment with the first failures, on a new mesh unless one is given.
+        """Makes the engine of this experiment, planned for the first failures; on a new mesh unless one is given.
 
         Raises:
             SettingError: there are too few devices or too little memory, or no plan for these failures.
@@ -471,7 +474,7 @@ class Experiment:
             return Engine(spec, self.plan_settings(spec), self.sequences_per_microbatch, prepare, failed)
 
     def problem(self, costs: Costs, chunks: tuple[Chunk, ...] = ()) -> Problem:
-        """Makes the planning problem of a window on all workers; without ``chunks``, all chunks cost the same.
+        """Makes the planning problem of a window on all workers; without ``chunks`` all chunks cost the same.
 
         Raises:
             SettingError: there is too little memory for a single micro-batch.
@@ -500,7 +503,7 @@ class Experiment:
     def identity(self) -> dict[str, Any]:
         """Returns the settings that a checkpoint must share with the run that reads it.
 
-        With optimizer state tied to ranks and slots (the layout ``coupled``), these are part of it.
+        In the layout ``coupled`` the optimizer state is tied to ranks and slots, so these belong to the identity too.
         """
         places = {"ExpertConfig.slots_per_rank": self.experts.slots_per_rank, "Topology": repr(self.topology)}
         narrow = {} if self.optimizer.moments == "master" else {"OptimizerConfig.moments": self.optimizer.moments}
@@ -520,24 +523,24 @@ class Experiment:
 
     @cached_property
     def chunks(self) -> Chunks:
-        """Chunks of the model, and which workers hold them."""
+        """Chunks of the model, and the workers that hold them."""
         return chunks_of(self.cuts, shape_of(self.planner, self.topology.num_stages))
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding: those of the model, or as many as the tokenizer has tokens."""
+        """Number of rows of the embedding: the model's setting, or else the tokenizer's number of tokens."""
         return self.data.vocab_size if self.model.vocab_size is None else self.model.vocab_size
 
     @cached_property
     def blocks(self) -> Cut:
-        """Layers of each stage of a checkpoint, which are those of the first pipeline if they are one run each."""
+        """Layers of each stage in a checkpoint: the first pipeline's cut, unless its stages hold several runs each."""
         if self.cuts[0].num_stages == self.topology.num_stages:
             return self.cuts[0]
         return cut_model(self.model, self.experts, self.vocab_size, self.topology, None)[0]
 
     @cached_property
     def cuts(self) -> tuple[Cut, ...]:
-        """Layers of each stage, or of each run of layers where stages hold several, by pipeline."""
+        """Layers of each stage by pipeline, or of each run if stages hold several runs of layers."""
         shape = shape_of(self.planner, self.topology.num_stages)
         return cut_model(self.model, self.experts, self.vocab_size, self.topology, self.cut, shape)
 

@@ -1,12 +1,12 @@
-"""gin at the edge: files and overrides -> an Experiment or a Pipeline. Nothing else imports gin.
+"""Reads gin files and overrides into an Experiment or a Pipeline; the only module that imports gin.
 
-A gin file is a program: it imports modules and calls what it names. Only files that the user names on the command line
-go through gin, with what they include, and are found in the working directory or the package. The configuration of a
-run or a model is read as data, see ``load_stored``.
+A gin file is a program: it imports modules and calls what it names. So only files that the user names on the command
+line, and the files they include, go through gin; they are looked up in the working directory and the package. The
+configuration of a run or a model is read as data instead, see ``load_stored``.
 
-gin names are the names of the frozen dataclasses. The text kept with a run (``config_text``) is written from the
-finished Experiment with all its settings, so that it does not depend on defaults, and reading it back gives an equal
-Experiment.
+The names in gin files are the names of the frozen dataclasses. The text kept with a run (``config_text``) is written
+from the finished Experiment with all its settings, so it does not depend on defaults, and reading it back gives an
+equal Experiment.
 """
 
 import importlib
@@ -62,7 +62,7 @@ _PARTS = {
     "DataConfig": "data",
     "CheckpointConfig": "checkpoint",
 }
-"""Parts of which every experiment has exactly one, without alternatives: the setting of each."""
+"""Parts that every experiment has exactly once, with no alternative class: the setting that holds each."""
 
 CONFIGURABLES: Mapping[str, Callable] = {kind.__name__: kind for kind in _KINDS}
 """Classes and functions that a gin file can set, by name."""
@@ -78,20 +78,20 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
     Args:
         path: gin file.
-        overrides: texts ``NAME=VALUE`` of the command line; a bare word as a value is a string.
+        overrides: texts ``NAME=VALUE`` from the command line; a bare word as the value is a string.
 
-    Raises:
-        SettingError: the file cannot be read, a name is not known (the nearest one is named), a value cannot work, or
-            an override would change nothing.
+        Raises:
+            SettingError: the file cannot be read, a name is unknown (the message suggests the nearest one), a value
+                cannot work, or an override would change nothing.
     """
     return _build("Experiment", path, overrides)
 
 
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
-    """Reads the one pipeline of a file, see ``load_pipelines``.
+    """Reads the only pipeline of a file, see ``load_pipelines``.
 
     Raises:
-        SettingError: see ``load_pipelines``; or there are several.
+        SettingError: see ``load_pipelines``; or the file has several pipelines.
     """
     pipelines = load_pipelines(path, overrides)
     if len(pipelines) > 1:
@@ -103,14 +103,14 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
 
 
 def load_pipelines(path: Path, overrides: Sequence[str] = ()) -> tuple[Pipeline, ...]:
-    """Reads the pipelines of an experiment's training data, or the one that a file has alone.
+    """Reads the pipelines of an experiment's training data, or the only pipeline in a file without experiment.
 
     Args:
         path: gin file.
         overrides: see ``load_experiment``.
 
     Raises:
-        SettingError: see ``load_experiment``; or the data are not documents.
+        SettingError: see ``load_experiment``; or the training data do not come from documents.
     """
     from swift.data.corpus import training_pipelines
 
@@ -131,15 +131,15 @@ def load_stored(
     option: str = "--config",
     beside: Experiment | None = None,
 ) -> Experiment:
-    """Reads the experiment of a run or a model as data.
+    """Reads the experiment of a run or a model as data, without executing anything.
 
     Args:
         directory: directory of the run or the model.
-        setting: name of the argument that gave it, for errors.
-        config: gin file whose experiment has the user's own classes that this one has; or None.
-        optional_settings: settings that may keep their defaults if they are of such a class.
-        option: name of the argument that gives ``config``, for errors.
-        beside: experiment that has such classes where no file is named.
+        setting: argument that named the directory, for errors.
+        config: gin file with an experiment that uses the same classes of the user's own; None: no such file.
+        optional_settings: settings that keep their defaults if their class is a user's own and is not found.
+        option: argument that names ``config``, for errors.
+        beside: experiment to take the user's own classes from if no file is named.
 
     Raises:
         SettingError: the configuration is damaged, not plain data, or has an unknown class.
@@ -168,7 +168,7 @@ def load_stored(
 
 
 def _with_own_tokenizer(experiment: Experiment, directory: Path) -> Experiment:
-    """The experiment with the tokenizer's file of its directory, where the one it names is gone: models are moved."""
+    """Replaces a lost tokenizer file by the copy in the directory, if there is one: models get moved."""
     data = experiment.data
     if not isinstance(data.tokenizer, TokenizerFile) or Path(data.tokenizer.path).is_file():
         return experiment
@@ -179,7 +179,7 @@ def _with_own_tokenizer(experiment: Experiment, directory: Path) -> Experiment:
 
 
 def all_installed(paths: Sequence[Path]) -> list[Path]:
-    """Returns the paths of experiments; a pattern that the shell found nothing for is one of the package's."""
+    """Resolves paths of experiments; a pattern that the shell did not expand refers to the package's experiments."""
     all_paths = []
     for path in paths:
         folder = _installed(path.parent)
@@ -189,7 +189,7 @@ def all_installed(paths: Sequence[Path]) -> list[Path]:
 
 
 def _installed(path: Path) -> Path:
-    """Returns the path of an experiment: where the working directory has no ``experiments/...``, the package has it."""
+    """Resolves ``experiments/...``: in the working directory, or else among the experiments that ship with Swift."""
     package = Path(swift.__file__).parent
     if path.exists() or path.parts[:1] != ("experiments",):
         return path
@@ -197,14 +197,14 @@ def _installed(path: Path) -> Path:
 
 
 def _build(kind: str, path: Path, overrides: Sequence[str]) -> Any:
-    """Makes what a file and overrides say of a class."""
-    gin.clear_config()
+    """Builds an object of a class from a gin file's bindings and ``--set`` overrides."""
+    gin.clear_config()  # gin's bindings are global
     _parse_file(path)
     for text in overrides:
         _parse(_binding(text), Source("--set", text))
     try:
         built = _configurable[kind]()
-    except Exception as error:  # of any kind, by a class of the user's own
+    except Exception as error:  # a user's own class may raise anything
         raise build_mistake(error, str(path)) from error
     _check_used(overrides)
     return built
@@ -216,20 +216,20 @@ def _parse_file(path: Path) -> None:
 
 
 def _gin_texts(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tuple[str, Path]]:
-    """Yields the text of a file, and of those that it includes, in the order in which gin is to parse them.
+    """Yields the texts of a file and the files it includes, in the order in which gin has to parse them.
 
-    ``include`` names a file beside it, while gin would look in the working directory. Modules that a file imports are
-    imported here.
+    An ``include`` is relative to the including file, while gin itself would look in the working directory. Modules that
+    a file imports are imported here.
 
     Args:
         path: gin file.
-        including: files that include it, the first one first.
+        including: the chain of files that include it, outermost first.
 
     Yields:
-        (text, with line feeds in front so that errors name the right line; its file).
+        (text, with line feeds in front so that gin's errors name the right line; path of its file).
 
     Raises:
-        SettingError: a file cannot be read, includes itself, or names a module that cannot be imported.
+        SettingError: a file cannot be read, includes itself, or imports a module that cannot be imported.
     """
     path = _installed(path)
     lines, first = _read(path, including).splitlines(), 0
@@ -250,13 +250,13 @@ def _gin_texts(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tuple[s
 
 
 def _resolve_include(path: Path, name: str) -> Path:
-    """Returns the file that a file includes: beside it, or of the package."""
+    """Resolves an ``include``: relative to the including file, else among the experiments that ship with Swift."""
     included, shipped = path.parent / name, _installed(Path(name))
     return shipped if shipped != Path(name) and not included.exists() else included
 
 
 def _import(name: str, line: int, path: Path) -> None:
-    """Imports a module that a file names, before gin does: gin would take its errors for those of the file."""
+    """Imports a module that a file names, before gin does: gin would report the module's errors as the file's."""
     try:
         importlib.import_module(name)
     except Exception as error:
@@ -308,9 +308,9 @@ def _binding(text: str) -> str:
 def _check_used(overrides: Sequence[str]) -> None:
     """Refuses settings that would be ignored silently.
 
-    These are an override, a bare ``name = value``, a setting of a scope that no value names, or one of a part that
-    every experiment has, if it is not used. Settings of one choice among several may stay: an included file sets
-    ``FlexMoE.interval``, and the file that includes it chooses another policy.
+    An unused setting is an error if it is an override, a bare ``name = value``, in a scope that no value names, or in a
+    part that every experiment has. Unused settings of an alternative may stay: an included file may set
+    ``FlexMoE.interval``, and the including file chooses another policy.
     """
     used, unused = _bound(gin.operative_config_str()), _bound(gin.config_str())
     overridden = [text.partition("=")[0].strip() for text in overrides]
@@ -333,7 +333,7 @@ def _check_used(overrides: Sequence[str]) -> None:
 
 
 def _is_within(name: str, other: str) -> bool:
-    """Whether a setting, by its name, is another one in the same scope or one inside that."""
+    """Whether ``name`` is the same setting as ``other``, in the same scope or in a scope inside it."""
     (scope, _, setting), (other_scope, _, other_setting) = name.rpartition("/"), other.rpartition("/")
     return setting == other_setting and (not other_scope or f"{scope}/".startswith(f"{other_scope}/"))
 

@@ -1,4 +1,4 @@
-"""The layout of each group's master weights, and the kernel of attention, by the settings of a run."""
+"""Chooses the layout of each group's master weights, and the attention kernel, from a run's settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,16 +28,16 @@ def make_layouts(
     compute_dtype: str,
     wire_dtype: str,
 ) -> dict[str, Layout]:
-    """Makes the layout of each group.
+    """Makes the layout of each parameter group.
 
     Args:
         gpt: architecture of the model.
         experts: settings of the expert layers.
-        optimizer: settings of the optimizer, which say whether the experts' state is tied to slots.
-        placement: policy, which says whether slots then keep their experts.
-        num_ranks: expert ranks of a worker.
+        optimizer: settings of the optimizer; its layout says whether expert state is tied to slots.
+        placement: placement policy; if state is tied to slots, it decides whether slots keep their experts.
+        num_ranks: number of expert ranks of a worker.
         compute_dtype: dtype of slots.
-        wire_dtype: dtype of gradients on the wire; ``compute`` is that of slots.
+        wire_dtype: dtype of gradients on the wire; ``compute`` is the dtype of slots.
     """
     compute, layouts = jnp.dtype(compute_dtype), dict[str, Layout]()
     wire = compute if wire_dtype == "compute" else jnp.dtype(wire_dtype)
@@ -59,18 +59,18 @@ def make_layouts(
 
 
 def sharing_ranks(live: LiveMesh, *, embedding: str, head: str) -> dict[str, int]:
-    """Expert ranks that share the embedding, and the head's matrix, by the names of ``GPT``; 1: it is whole."""
+    """Returns how many ranks share the embedding and the head's matrix, as arguments of ``GPT``; 1: not sharded."""
     settings = ("embedding", embedding), ("head", head)
     return {f"{name}_ranks": live.num_ranks if setting == "sharded" else 1 for name, setting in settings}
 
 
 def num_hot(gpt: GPT, num_sequences: int, num_microbatches: int) -> int:
-    """Rows of a sharded embedding that a rank may have copies of; none of a whole one.
+    """Returns how many of a sharded embedding's rows a rank may hold copies of; 0 if it is not sharded.
 
     Args:
         gpt: architecture of the model.
-        num_sequences: sequences of a micro-batch, of all ranks.
-        num_microbatches: micro-batches of an iteration in a pipeline.
+        num_sequences: number of sequences in a micro-batch, over all ranks.
+        num_microbatches: number of micro-batches of an iteration in a pipeline.
     """
     if gpt.embedding_ranks == 1:
         return 0
@@ -79,7 +79,7 @@ def num_hot(gpt: GPT, num_sequences: int, num_microbatches: int) -> int:
 
 
 def kernel(settings: Mapping[str, Any], live: LiveMesh, platform: str | None) -> AttentionKernel:
-    """Chooses the kernel of attention for the devices of a mesh, or of a platform that this process does not have."""
+    """Chooses the attention kernel for the devices of a mesh, or for a platform that this process does not have."""
     where = platform or live.mesh.devices.flat[0].platform
     asked, dtype, model = (settings[name] for name in ("attention", "compute_dtype", "model"))
     separates, is_here = settings["separate_documents"], platform is None

@@ -1,6 +1,6 @@
-"""Translation of gin 0.5's errors, by the words of their messages, into the user's mistakes.
+"""Translates gin 0.5's errors into messages about the user's mistake, by matching gin's texts.
 
-A message about a statement ends with its position::
+gin's message about a statement ends with its position::
 
     Configurable 'Experiment' doesn't have a parameter named 'num_step'.
       In bindings string line 3
@@ -26,31 +26,31 @@ _NO_MACRO = re.compile(r"macro\(\) missing 1 required(?:.|\n)*in scope '([\w./]+
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a gin text.
+    """The source of a gin text: a file or an override.
 
     Attributes:
         setting: ``CONFIG`` or ``--set``.
-        value: name of the file, or the text itself.
+        value: name of the file, or the text of the override.
     """
 
     setting: str
     value: str
 
     def at(self, line: int | str) -> str:
-        """Returns a position such as ``line 3 `` in a file; empty for other texts."""
+        """Returns a position such as ``line 3 `` in a file; empty for an override."""
         return f"line {line} " if self.setting == "CONFIG" else ""
 
 
 def parse_mistake(
     error: Exception, source: Source, known: Mapping[str, Sequence[str]], values_of: Callable[[str], Iterable[str]]
 ) -> SettingError:
-    """Translates an error of parsing.
+    """Translates an error that gin raised while parsing.
 
     Args:
         error: error that gin raised for a text.
         source: source of the text.
-        known: known names, and the settings of each.
-        values_of: function that returns the names that can follow ``@`` in a setting.
+        known: known classes, and the settings of each.
+        values_of: function that returns the names that may follow ``@`` in a setting.
     """
     # Python's tokenizer counts brackets itself from 3.12 on.
     if isinstance(error, RecursionError | MemoryError) or "too many nested parentheses" in str(error):
@@ -75,9 +75,9 @@ def parse_mistake(
 
 
 def build_mistake(error: Exception, path: str) -> SettingError:
-    """Translates an error raised while objects are made from settings."""
+    """Translates an error raised while objects are built from settings."""
     if isinstance(error, SettingError):
-        # gin raises a subclass of its own, with a longer text.
+        # gin raises a subclass of this error, whose text it has extended.
         return SettingError(error.setting, written(error.value), error.allowed)
     if isinstance(error, RecursionError):
         return SettingError("CONFIG", path, "something in it contains itself")
@@ -85,7 +85,7 @@ def build_mistake(error: Exception, path: str) -> SettingError:
     if macro:
         return SettingError("CONFIG", path, f"uses %{macro[1]}, which is set nowhere")
     message = re.split(r"\n  (?:In call to|No values supplied)", str(error))[0]
-    if not isinstance(error, ValueError | TypeError | AttributeError | RuntimeError):  # it may say little alone
+    if not isinstance(error, ValueError | TypeError | AttributeError | RuntimeError):  # such as KeyError: name it
         name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
         message = f"making its objects raises {name}: {message}"
     return SettingError("CONFIG", path, message)
@@ -93,7 +93,7 @@ def build_mistake(error: Exception, path: str) -> SettingError:
 
 @contextmanager
 def renamed_errors(translate: Callable[[SettingError], SettingError]) -> Iterator[None]:
-    """Translates a SettingError raised in the block, into the words of the options that the user has given."""
+    """Translates a SettingError raised in the block, for example into the options that the user has given."""
     try:
         yield
     except SettingError as error:
@@ -101,7 +101,7 @@ def renamed_errors(translate: Callable[[SettingError], SettingError]) -> Iterato
 
 
 def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Suggests the nearest known name, else ``otherwise`` or a list of all; of a name ``a.b``, compares b."""
+    """Suggests the nearest known name, or else ``otherwise`` or all names; of a name ``a.b`` only b is compared."""
     names = {full.rpartition(".")[2].lower(): full for full in known}
     near = difflib.get_close_matches(name.lower(), names, n=1)
     return f"did you mean {names[near[0]]}?" if near else otherwise or f"there are {', '.join(names.values())}"

@@ -1,10 +1,10 @@
-"""The configuration of a run or a model as it is kept with it: data for Swift, and gin text for people.
+"""The configuration stored with a run or a model: as data for Swift, and as gin text for people.
 
     config.json    {"version": 1, "experiment": {"class": "Experiment", "settings": {"num_steps": 300, ...}}}
     config.gin     the same, one setting per line; a program if somebody names it on the command line
 
-Reading ``config.json`` executes nothing, whatever its origin. Swift's own classes are named without a module. Other
-classes are named with theirs, which is never imported: only classes that the reader already has are found.
+Reading ``config.json`` executes nothing, whatever its origin. Swift's own classes are stored without a module. Other
+classes are stored with their module, but it is never imported: the reader only finds classes that it already has.
 """
 
 import dataclasses
@@ -21,29 +21,29 @@ _NAME, GIN_NAME = "config.json", "config.gin"
 """Files of a configuration."""
 _VERSION = 1
 _MOST_BYTES, _DEEPEST = 2**20, 50
-"""Limits of ``config.json``: its size, and objects within each other."""
+"""Limits of ``config.json``: its size, and the depth of nested objects."""
 OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
-"""Settings that reading a checkpoint does not need: a user's own classes there may be gone, or exist only in Python."""
+"""Settings that reading a checkpoint does not need: a user's own class there may be gone, or exist only in Python."""
 OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
-"""Settings of a run that its model does not need: those of ``OF_RUN``, and those of state that a model lacks."""
+"""Settings that using a run's model does not need: ``OF_RUN``, and settings of state that a model does not have."""
 _NOT_WRITTEN = "(not written)"
-"""Stands for the module of a value of which only the ``repr`` was written."""
+"""Placeholder module for a value that was only written as its ``repr``."""
 _INSTEAD: Mapping[str, Mapping[str, Any]] = {
     "OptimizerConfig.schedule": {"warmup_steps": 0},
     "DataConfig.source": {"validation_source": None, "locality": 0.0, "domain": None},
 }
-"""Settings that change with a spared one: the default schedule has a warm-up, which could be as long as the run, and
-the default source is of another kind and has no domains."""
+"""Other settings to change when a setting falls back to its default: the default schedule has a warm-up, which could be
+as long as the run, and the default source is of another kind and has no domains."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredObject:
-    """An object of a configuration before it is made.
+    """An object in a configuration that was read but is not built yet.
 
     Attributes:
         kind: name of its class.
-        module: module of a class from outside Swift; empty for Swift's own, and if unknown.
-        settings: settings by name: plain values, containers of them, and other parts.
+        module: module of a class from outside Swift; empty for Swift's own classes, and if unknown.
+        settings: settings by name: plain values, containers of these, and other parts.
     """
 
     kind: str
@@ -60,15 +60,15 @@ def write_config(directory: Path, experiment: Any) -> None:
 
     Args:
         directory: directory of the run or the model.
-        experiment: settings that are plain values, containers of them, or dataclasses; of anything else only the
-            ``repr`` is kept, which cannot be read back.
+        experiment: settings that are plain values, containers of these, or dataclasses. Of any other value only the
+            ``repr`` is kept, and cannot be read back.
     """
     document = {"version": _VERSION, "experiment": _encoded(experiment)}
     replace_file(directory / _NAME, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def copy_config(source: Path, directory: Path) -> None:
-    """Copies the configuration of a run to the model made from it, including what cannot be read back.
+    """Copies the configuration of a run to a model exported from it, including values that cannot be read back.
 
     Args:
         source: directory of the run.
@@ -84,11 +84,11 @@ def read_config(directory: Path, optional_settings: Collection[str] = ()) -> Sto
 
     Args:
         directory: directory of the run or the model.
-        optional_settings: settings, such as ``DataConfig.source``, whose values need not have been written, nor parts
-            of them; such a value is read as an object of an unknown class.
+        optional_settings: settings, such as ``DataConfig.source``, that may have values which were not written. Such a
+            value is read as an object of an unknown class.
 
-    Raises:
-        UnreadableConfig: there is none, or it is damaged, or not plain data.
+        Raises:
+            UnreadableConfig: the configuration is missing, damaged, or not plain data.
     """
     try:
         with (directory / _NAME).open("rb") as file:
@@ -112,16 +112,16 @@ def build(
     find: Callable[[StoredObject], Callable[..., Any] | None],
     optional_settings: Collection[str] = (),
 ) -> Any:
-    """Makes the object of a part.
+    """Builds the object of a part, and all parts within it.
 
     Args:
         part: part that was read.
-        find: function that returns the constructor of a class; None if the reader has no such class.
-        optional_settings: settings, such as ``Experiment.planner``, that keep their defaults if ``find`` finds nothing
-            for a part of theirs.
+        find: function that returns the constructor of a part's class; None if the reader has no such class.
+        optional_settings: settings, such as ``Experiment.planner``, that keep their defaults if ``find`` returns None
+            for a part within them.
 
     Raises:
-        UnreadableConfig: a class or a setting is not known, or an object cannot be made from its settings.
+        UnreadableConfig: a class or a setting is unknown, or an object cannot be built from its settings.
         SettingError: a setting has a value that cannot work.
     """
     create = find(part)
@@ -144,12 +144,12 @@ def build(
         return create(**settings | instead)
     except SettingError:
         raise
-    except Exception as error:  # raised by a class for values that it did not expect
+    except Exception as error:  # a class may raise anything for values that it did not expect
         raise UnreadableConfig(f"has settings of {part.kind} that do not work: {error}") from error
 
 
 def parts(part: StoredObject, optional_settings: Collection[str] = ()) -> Iterator[StoredObject]:
-    """Yields a part and all parts within it, except in settings that are spared."""
+    """Yields a part and all parts within it, but none within optional settings."""
     inner: list[StoredObject] = []
     yield part
     for name, value in part.settings.items():
@@ -160,7 +160,7 @@ def parts(part: StoredObject, optional_settings: Collection[str] = ()) -> Iterat
 
 
 def _filled(value: Any, fill: Callable[[StoredObject], Any]) -> Any:
-    """Replaces the parts in a setting."""
+    """Replaces every part within a setting's value by what ``fill`` returns for it."""
     if isinstance(value, StoredObject):
         return fill(value)
     if isinstance(value, list | tuple):
@@ -228,16 +228,17 @@ def _check_depth(depth: int) -> None:
 
 
 def config_text(experiment: Any) -> str:
-    """Writes a whole experiment as gin, one setting per line; reading it gives an equal experiment."""
+    """Formats a whole experiment as gin, one setting per line; reading it back gives an equal experiment."""
     lines = list(_render(experiment))
     imports = sorted({f"import {kind.__module__}" for _, kind in user_classes(experiment)})
     return "\n".join([*imports, *lines]) + "\n"
 
 
 def _render(value: Any, scope: str = "") -> Iterator[str]:
-    """Yields the settings of a part; of two inner parts of one class, the second gets a scope named by its setting.
+    """Yields the settings of a part and its inner parts as gin lines.
 
-    The parts in a tuple have a scope each, with their place in it.
+    Of two inner parts of the same class, the second gets a scope named after its setting. The parts in a tuple get one
+    scope each, numbered by their position.
     """
     name, parts = f"{scope}{type(value).__name__}", list[tuple[Any, str]]()
     for field in dataclasses.fields(value):
@@ -260,7 +261,7 @@ def _render(value: Any, scope: str = "") -> Iterator[str]:
 
 
 def defaults_in(value: Any) -> Iterator[str]:
-    """Yields the settings of an experiment or of a part that have their default value, such as ``Experiment.seed``."""
+    """Yields the names of settings that have their default value, such as ``Experiment.seed``, with inner parts."""
     for field in dataclasses.fields(value):
         setting = getattr(value, field.name)
         default = field.default
@@ -273,7 +274,7 @@ def defaults_in(value: Any) -> Iterator[str]:
 
 
 def user_classes(value: Any) -> Iterator[tuple[str, type]]:
-    """Yields the classes in an experiment from outside Swift, by name."""
+    """Yields the classes from outside Swift that an experiment uses, with their names."""
     kind = type(value)
     if not kind.__module__.startswith("swift."):
         yield kind.__name__, kind

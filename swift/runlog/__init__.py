@@ -1,10 +1,10 @@
-"""The record of a run: a directory, written while the run trains and read back later.
+"""The record of a run: a directory that is written while the run trains, and read back later.
 
-``run_directory`` writes it: metrics and events to ``files``, counts by expert class to ``expert_counts``. ``observers``
-and ``trackers`` receive it meanwhile, ``lease`` says which process owns it, and ``reading`` reads it back.
+``run_directory`` writes it. Metrics and events are JSON lines, see ``files``; counts by expert class are binary, see
+``expert_counts``. ``observers`` and ``trackers`` receive every record as it is written. ``lease`` ensures that one
+process at a time owns the directory, and ``reading`` reads it back.
 
-``swift.report.history`` derives from it the history of the run, its incidents, the presence of workers and the use of
-time.
+``swift.report.history`` derives the run's history from the record: incidents, the presence of workers, the use of time.
 """
 
 from typing import TYPE_CHECKING

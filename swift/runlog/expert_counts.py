@@ -1,11 +1,11 @@
-"""Counts by expert class of every iteration, in a file of their own.
+"""A binary file of counts by expert class for every iteration.
 
-The file has a header of 512 bytes, then an entry of one size for each iteration. The header is a JSON object with the
-shape. An entry has the step (uint64), the counts (uint32) and a CRC-32 of both, so that a torn or damaged entry is
-detected on its own.
+The file has a header of 512 bytes, then an entry of fixed size for each iteration. The header is a JSON object with the
+shape. An entry has the step (uint64), the counts (uint32) and a CRC-32 of both, so that each torn or damaged entry is
+detected.
 
-``CountsWriter`` appends entries, and ``cut_entries`` cuts them off again when a run continues from an earlier step.
-``ClassCounts`` reads them, a few megabytes at a time at most, and passes over damaged ones.
+``CountsWriter`` appends entries, and ``cut_entries`` removes them again when a run continues from an earlier step.
+``ClassCounts`` reads entries, at most a few megabytes at a time, and skips damaged ones.
 
 Shape suffixes: R entries, K kinds of counts, L MoE layers, E expert classes.
 """
@@ -25,7 +25,7 @@ from swift.errors import SettingError
 
 CLASS_COUNTS = "class_counts.bin"
 KINDS = ("popularity", "replicas", "dropped")
-"""Kinds of counts, in the order of an entry."""
+"""Kinds of counts, in the order in which an entry holds them."""
 _HEADER_BYTES, _CHECK_BYTES = 512, 4
 _FORMAT, _VERSION = "swift class counts", 1
 _BLOCK_BYTES = 2**22
@@ -33,20 +33,20 @@ _BLOCK_BYTES = 2**22
 
 @dataclass(frozen=True)
 class CountsLayout:
-    """The shape of a file's counts."""
+    """The shape of a file's counts, which determines its header and entries."""
 
     num_layers: int
     num_classes: int
 
     @property
     def entry(self) -> np.dtype:
-        """The type of an entry."""
+        """Dtype of an entry."""
         shape = (len(KINDS), self.num_layers, self.num_classes)
         return np.dtype([("step", "<u8"), ("counts", "<u4", shape), ("check", "<u4")])
 
     @property
     def header(self) -> bytes:
-        """The header of a file."""
+        """The header as bytes."""
         fields = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -59,7 +59,7 @@ class CountsLayout:
 
     @classmethod
     def read(cls, descriptor: int, name: str) -> Self | None:
-        """Reads the layout of an open file; None if its header is incomplete.
+        """Reads the layout from an open file; None if its header is incomplete.
 
         Raises:
             SettingError: the header is damaged.
@@ -79,15 +79,15 @@ class CountsLayout:
 
 
 def counts_array(name: str, step: int, by_kind: list[Any]) -> np.ndarray:
-    """Returns the counts of a step as uint32[K, L, E].
+    """Checks a step's counts and returns them as one array, integers ``[K, L, E]`` in the range of uint32.
 
     Args:
-        name: name of their file, for errors.
+        name: name of the file, for errors.
         step: step, from 1.
         by_kind: counts of each of ``KINDS``, ``[layers][classes]``.
 
     Raises:
-        SettingError: they are not counts, or not of one shape.
+        SettingError: a value is not a count, or the kinds have different shapes.
     """
     try:
         counts_KLE = np.asarray(by_kind)
@@ -101,10 +101,10 @@ def counts_array(name: str, step: int, by_kind: list[Any]) -> np.ndarray:
 
 
 class ClassCounts:
-    """The entries that a file had when it was opened.
+    """Reads the entries that a file had when it was opened.
 
     Args:
-        descriptor: open file, which is closed with this object.
+        descriptor: open file, closed together with this object.
         name: name of the file, for errors.
     """
 
@@ -119,17 +119,17 @@ class ClassCounts:
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """Opens the entries of a file; None if it is missing. Raises SettingError if its header is damaged."""
+        """Opens a file of counts; None if it is missing. Raises SettingError if its header is damaged."""
         try:
             return cls(os.open(path, os.O_RDONLY), str(path))
         except FileNotFoundError:
             return None
 
     def blocks(self, begin: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Reads the intact entries from entry ``begin`` on, some megabytes at a time.
+        """Reads the intact entries from entry ``begin`` on, a few megabytes at a time.
 
         Yields:
-            (uint64[R], their steps; uint32[R, K, L, E], their counts).
+            (steps, uint64[R]; counts, uint32[R, K, L, E]).
         """
         if self._entry is None:
             return
@@ -139,7 +139,7 @@ class ClassCounts:
             yield entries_R["step"][is_sound_R], entries_R["counts"][is_sound_R]
 
     def after(self, step: int, upto: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields (step, uint32[K, L, E]) for the intact entries after ``step``, up to and including ``upto``."""
+        """Yields (step, uint32[K, L, E]) for the intact entries with steps above ``step`` and up to ``upto``."""
         for steps_R, counts_RKLE in self.blocks(self.num_upto(step)):
             for step_of_entry, counts_KLE in zip(steps_R.tolist(), counts_RKLE, strict=True):
                 if step_of_entry > upto:
@@ -147,11 +147,11 @@ class ClassCounts:
                 yield step_of_entry, counts_KLE
 
     def at(self, step: int, hint: int) -> np.ndarray | None:
-        """Reads the counts of a step, uint32[K, L, E]; None if they are missing or damaged.
+        """Reads the counts of a step, uint32[K, L, E]; None if its entry is missing or damaged.
 
         Args:
             step: step, from 1.
-            hint: entry of that step if no entry is missing.
+            hint: index of the step's entry if no entry is missing; tried first.
         """
         if 0 <= hint < self.num_entries and self._step(hint) == step:
             return self._counts(hint)
@@ -159,10 +159,11 @@ class ClassCounts:
         return self._counts(entry) if entry >= 0 and self._step(entry) == step else None
 
     def num_upto(self, step: int) -> int:
-        """Counts the entries up to and including the last intact one whose step is at most ``step``, by bisection."""
+        """Counts the entries up to the last intact one whose step is at most ``step``, by bisection."""
         count, low, high = 0, 0, self.num_entries
         while low < high:
             middle = (low + high) // 2
+            # A damaged entry has no step to compare: take the nearest intact one before it.
             entry = next((entry for entry in range(middle, low - 1, -1) if self._step(entry) is not None), None)
             if entry is None:
                 low = middle + 1
@@ -173,7 +174,7 @@ class ClassCounts:
         return count
 
     def _step(self, entry: int) -> int | None:
-        """Step of an entry; None if the entry is damaged."""
+        """Returns an entry's step; None if the entry is damaged."""
         entries_R, is_sound_R = self._read(entry, 1)
         return int(entries_R["step"][0]) if is_sound_R[0] else None
 
@@ -181,7 +182,7 @@ class ClassCounts:
         return self._read(entry, 1)[0]["counts"][0]
 
     def _read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Reads some entries, and checks which of them are intact."""
+        """Reads some entries, and checks which ones are intact."""
         assert self._entry is not None
         size = self._entry.itemsize
         content = memoryview(os.pread(self._descriptor, count * size, _HEADER_BYTES + start * size))
@@ -191,7 +192,7 @@ class ClassCounts:
 
 
 class CountsWriter:
-    """Appends entries to a file; the first entry of a new file decides its layout."""
+    """Appends entries to a file; the first entry of a new file determines its layout."""
 
     def __init__(self, descriptor: int, name: str):
         self._descriptor, self._name = descriptor, name
@@ -201,7 +202,7 @@ class CountsWriter:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Opens a file for writing after its last complete entry; a missing file is created."""
+        """Opens a file to write after its last complete entry; creates a missing file."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             return cls(descriptor, str(path))
@@ -210,11 +211,11 @@ class CountsWriter:
             raise
 
     def write(self, step: int, counts_KLE: np.ndarray) -> None:
-        """Appends the counts of a step, which must be later than those in the file.
+        """Appends the counts of a step, which must be later than all steps in the file.
 
         Raises:
             SettingError: the file has counts of another shape.
-            OSError: the entry cannot be written; the next one overwrites what was written of it.
+            OSError: the entry cannot be written. The next entry overwrites its half-written bytes.
         """
         layout = CountsLayout(*counts_KLE.shape[1:])
         if self._layout is None:
@@ -231,7 +232,7 @@ class CountsWriter:
         self._append(entry.tobytes())
 
     def _append(self, content: bytes) -> None:
-        """Writes after the last complete entry, also if an earlier write failed half-way."""
+        """Writes after the last complete entry, even if an earlier write failed half-way."""
         done = 0
         while done < len(content):
             done += os.pwrite(self._descriptor, content[done:], self._end + done)
@@ -245,7 +246,7 @@ class CountsWriter:
 
 
 def cut_entries(path: Path, step: int) -> None:
-    """Truncates a file of counts after the last intact entry whose step is at most ``step``; removes it if none is."""
+    """Truncates a file of counts after the last intact entry up to ``step``; removes the file if there is none."""
     counts = ClassCounts.open(path)
     if counts is None:
         return

@@ -1,9 +1,9 @@
-"""The files of a run's record: metrics and events, with a JSON object on each line.
+"""The files of a run's record: metrics and events, one JSON object on each line.
 
-They may be too large to read at once: ``lines_from_end`` and ``cut_after`` work from the end of a file. ``Metrics`` has
-the numbers of all steps by name, as columns in memory; counts by expert class stay in their file. Each distinct plan is
-written once, and later events refer to it by its identity: a plan for many workers takes hundreds of kilobytes, and a
-run with a thousand failures uses only a few different ones.
+The files may be too large to read at once, so ``lines_from_end`` and ``cut_after`` work from the end. ``Metrics`` keeps
+the numbers of all steps in memory, as a column for each metric; counts by expert class stay in their file. Each
+distinct plan is written once, and later events refer to it by its identity: a plan for many workers takes hundreds of
+kilobytes, and a run with a thousand failures uses only a few plans.
 
 Shape suffixes: T steps.
 """
@@ -26,7 +26,7 @@ EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 _NO_COLUMNS = {"step", "time"}
 _MOST_STEPS = 2**53
 _NULL = float("inf")
-"""Value in a column for JSON's null, a number that is not finite; NaN stands for a metric that a step lacks."""
+"""Stands for JSON's null in a column: a number that was not finite. NaN stands for a metric that a step lacks."""
 
 
 def parse_object(text: bytes) -> dict[str, Any] | None:
@@ -39,10 +39,10 @@ def parse_object(text: bytes) -> dict[str, Any] | None:
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a file one by one, and skips an incomplete line at its end.
+    """Yields the JSON objects of a file one by one; skips an incomplete last line.
 
     Args:
-        path: path of the file, which may be missing.
+        path: path of the file; a missing file has no objects.
 
     Raises:
         SettingError: a complete line is not a JSON object.
@@ -66,7 +66,7 @@ def lines_from_end(path: Path, block_bytes: int = 2**16) -> Iterator[tuple[int, 
         block_bytes: bytes to read at once.
 
     Yields:
-        (offset of the byte after the line's line feed; the line without its line feed).
+        (offset of the first byte after the line and its line feed; the line without its line feed).
     """
     with path.open("rb") as file:
         start, rest, line_end = file.seek(0, os.SEEK_END), b"", -1
@@ -85,7 +85,7 @@ def lines_from_end(path: Path, block_bytes: int = 2**16) -> Iterator[tuple[int, 
 
 
 def step_of(path: Path, line: bytes) -> int:
-    """Returns the step of a line; raises SettingError if it has none."""
+    """Returns the step of a line; raises SettingError if the line has none."""
     record = parse_object(line) or {}
     step = record.get("step")
     if not isinstance(step, int):
@@ -95,14 +95,14 @@ def step_of(path: Path, line: bytes) -> int:
 
 
 def cut_after(path: Path, is_kept: Callable[[bytes], bool] = lambda _: True) -> bytes | None:
-    """Truncates a file after the last complete line to keep; lines before that one are not read.
+    """Truncates a file after the last complete line to keep; does not read the lines before it.
 
     Args:
-        path: path of the file, which may be missing.
-        is_kept: whether to keep a line, and with it all lines before.
+        path: path of the file; may be missing.
+        is_kept: whether to keep a line, and all lines before it.
 
     Returns:
-        The last line kept; None if there is none.
+        The last line that is kept; None if none is.
     """
     if not path.exists():
         return None
@@ -112,11 +112,11 @@ def cut_after(path: Path, is_kept: Callable[[bytes], bool] = lambda _: True) -> 
 
 
 def deduplicate_plan(fields: Mapping[str, Any], written: set[str]) -> dict[str, Any]:
-    """Adds ``plan_id`` to an event that has a ``plan``, and leaves out the plan itself if it was written before.
+    """Adds ``plan_id`` to an event that has a ``plan``, and drops the plan itself if it was written before.
 
     Args:
         fields: fields of the event.
-        written: identities of the plans written so far; a new one is added.
+        written: identities of the plans written so far; extended by this plan's.
     """
     if "plan" not in fields:
         return dict(fields)
@@ -127,7 +127,7 @@ def deduplicate_plan(fields: Mapping[str, Any], written: set[str]) -> dict[str, 
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Reads the events of a run, each with the plan that it names.
+    """Reads the events of a run, each with the full plan that it refers to.
 
     Args:
         path: run directory.
@@ -145,10 +145,10 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 class Metrics(Sequence[dict[str, Any]]):
-    """The metrics of a run: a sequence with one record per step, each made on demand.
+    """A run's metrics: a sequence of one record per step, each made on demand.
 
     Args:
-        columns: columns of numbers.
+        columns: columns of numbers, by metric.
         counts: counts by expert class; None if there are none.
         name: name of the file, for errors.
     """
@@ -170,7 +170,7 @@ class Metrics(Sequence[dict[str, Any]]):
         Args:
             records: records with ``step`` and, except in old runs, ``time``.
             name: name of the file, for errors.
-            open_counts: opens the file of counts; called after the last record.
+            open_counts: function that opens the file of counts; called after the last record has been read.
 
         Raises:
             SettingError: a record is damaged.
@@ -204,12 +204,12 @@ class Metrics(Sequence[dict[str, Any]]):
 
     @property
     def last_step(self) -> int:
-        """Last step that has a record; 0 if none has."""
+        """Last step that has a record; 0 if there are no records."""
         return int(self.steps_T[-1]) if len(self) else 0
 
     @property
     def missing(self) -> list[range]:
-        """Ranges of steps before the last one that have no record."""
+        """Ranges of steps, up to the last one, that have no record."""
         steps_T = np.concatenate([[0], self.steps_T])
         return [range(int(steps_T[at]) + 1, int(steps_T[at + 1])) for at in np.flatnonzero(np.diff(steps_T) > 1)]
 
@@ -244,13 +244,13 @@ class Metrics(Sequence[dict[str, Any]]):
 
 
 class _Columns:
-    """Columns that grow record by record."""
+    """Columns of metrics, to which records are added one by one."""
 
     def __init__(self, name: str):
         self._name = name
         self.steps, self.times = array("q"), array("d")
         self.numbers: dict[str, array[float]] = {}
-        self.others: dict[int, dict[str, Any]] = {}  # by the index of the step
+        self.others: dict[int, dict[str, Any]] = {}  # values that are not numbers, by the step's index
         self._types: dict[str, set[type]] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -269,7 +269,7 @@ class _Columns:
                 self.others.setdefault(index, {})[name] = value
 
     def numbers_at(self, index: int) -> dict[str, Any]:
-        """Returns the numbers of a step by name, as they were written."""
+        """Returns the numbers of a step by name, with the types with which they were written."""
         numbers: dict[str, Any] = {}
         for name, column in self.numbers.items():
             value = column[index] if index < len(column) else np.nan
@@ -310,15 +310,15 @@ def read_metrics(path: Path) -> Metrics:
         path: run directory.
 
     Raises:
-        SettingError: a line is damaged, or the header of the counts is.
+        SettingError: a line, or the header of the counts, is damaged.
     """
-    # A run in progress writes the counts of a step before its metrics, so the counts are opened after the last record.
+    # A run in progress writes a step's counts before its metrics. Opening the counts last ensures that they are there.
     records = read_objects(path / METRICS)
     return Metrics.of(records, str(path / METRICS), lambda: ClassCounts.open(path / CLASS_COUNTS))
 
 
 def ranges_of(steps: Sequence[int]) -> list[range]:
-    """Groups ascending steps into ranges.
+    """Groups ascending steps into ranges of consecutive steps.
 
     >>> ranges_of([3, 7, 8, 9])
     [range(3, 4), range(7, 10)]
@@ -328,7 +328,7 @@ def ranges_of(steps: Sequence[int]) -> list[range]:
 
 
 def ranges_text(ranges: Sequence[range], most: int = 10) -> str:
-    """Formats ranges of steps as text, at most ``most`` of them.
+    """Formats at most ``most`` ranges of steps.
 
     >>> ranges_text([range(3, 4), range(7, 10)]), ranges_text([range(1, 2), range(3, 4), range(5, 6)], most=2)
     ('3, 7-9', '1, 3 and 1 more')

@@ -1,14 +1,14 @@
-"""The lease of a run directory, which its owner holds and renews, and the verdict on whether an owner still lives.
+"""The lease of a run directory: only its owner may write there, and a dead owner can be replaced.
 
     .lease-3.json    the third owner of the directory, see ``Owner``; its modification time is the last heartbeat
 
-An owner's file is made once, under a name that no other process can make at the same time (O_EXCL), and its content
-never changes. A process that takes over makes the next number, looks again for others that came in between, and removes
-the file of the dead owner; an owner whose file is gone has lost the directory. Readers need no lease.
+A lease file is created exclusively (O_EXCL), so two processes cannot create the same one, and its content never
+changes. A process that takes over creates the file with the next number, looks again for processes that came in
+between, and removes the dead owner's file. An owner whose file is gone has lost the directory. Readers need no lease.
 
 On the owner's own machine, the owner lives as long as its process exists. From any other machine, it lives as long as
-its heartbeat changes, timed by the clock of the process that asks: clocks of two machines are never compared. ``judge``
-decides that from observations, without files, clocks or threads.
+its heartbeat changes, timed by the observer's own clock: clocks of two machines are never compared. ``judge`` decides
+this from observations alone, without files, clocks or threads.
 """
 
 import fcntl
@@ -32,27 +32,27 @@ from swift.errors import RunError, SettingError
 from swift.tasks import start_thread
 
 BEAT_S = 5.0
-"""Seconds between two heartbeats of an owner."""
+"""Seconds between heartbeats of an owner."""
 SILENCE_S = 60.0
 """Seconds without a heartbeat after which an owner on another machine counts as dead."""
 WATCH_S = 2 * BEAT_S
-"""Least seconds of watching, however old the last heartbeat seems: clocks and time stamps may be wrong."""
+"""Seconds to watch at least, however old the last heartbeat seems: clocks and time stamps may be wrong."""
 _VERSION = 1
 _PREFIX, _SUFFIX = ".lease-", ".json"
 _LONGEST = 4096
 _LOOK_S, _WRITERS_S = 0.5, 60.0
 _TRIES = 20
-"""Attempts to take a directory while other processes try to take it, too."""
+"""Attempts to take a directory while other processes try to take it too."""
 
 
 @dataclass(frozen=True)
 class ProcessTable:
-    """A process table, within which a process number is unique.
+    """A process table, within which process numbers are unique.
 
     Attributes:
         host: name of the machine, for people.
         boot: identity of this boot of the machine; empty if the system has none.
-        processes: PID namespace, of which every container has its own; empty if the system has none.
+        processes: PID namespace, which differs between containers; empty if the system has none.
     """
 
     host: str
@@ -61,7 +61,7 @@ class ProcessTable:
 
     @property
     def is_known(self) -> bool:
-        """Whether it can be compared with the table of another process."""
+        """Whether this table can be compared with another process's table."""
         return bool(self.boot and self.processes)
 
 
@@ -70,10 +70,10 @@ class Owner:
     """A process that owns a run directory.
 
     Attributes:
-        place: process table in which its number is valid.
+        place: process table that the process number belongs to.
         pid: process number.
-        started: start of the process in ticks of the system, since numbers are reused; None if unknown.
-        since: time at which it took the directory, ISO 8601.
+        started: start of the process in ticks since boot, because process numbers are reused; None if unknown.
+        since: time at which the process took the directory, ISO 8601.
         token: random text, so that no two leases are equal.
     """
 
@@ -89,7 +89,7 @@ class Owner:
 
     @classmethod
     def decode(cls, content: bytes) -> Self | None:
-        """Parses the owner in a lease file; None if it is incomplete or of another version."""
+        """Parses the content of a lease file; None if it is incomplete or of another version."""
         try:
             fields = json.loads(content)
             if fields.pop("version") != _VERSION:
@@ -107,7 +107,7 @@ class Owner:
 
 
 class Verdict(Enum):
-    """A verdict on a lease's owner."""
+    """A verdict on whether a lease's owner lives."""
 
     LIVES = "lives"
     DEAD = "dead"
@@ -116,14 +116,14 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class LeaseObservation:
-    """Observations of a lease.
+    """The observations of a lease by a process that watches it.
 
     Attributes:
-        process_is_there: whether its process exists; None if this machine cannot know.
-        has_beaten: whether a heartbeat came while it was watched.
-        watched_s: seconds since it was first seen, or since the last heartbeat.
-        age_s: age of the last heartbeat when it was first seen, in seconds; off by the difference between the clocks
-            of the file system and of this machine.
+        process_is_there: whether the owner's process exists; None if this machine cannot know.
+        has_beaten: whether a heartbeat came while the lease was watched.
+        watched_s: seconds since the lease was first seen, or since the last heartbeat.
+        age_s: age of the last heartbeat when the lease was first seen, s; wrong by the difference between the file
+            system's clock and this machine's.
     """
 
     process_is_there: bool | None
@@ -136,28 +136,29 @@ def judge(owner: Owner | None, here: ProcessTable, watch: LeaseObservation) -> V
     """Judges whether the owner of a lease lives.
 
     Args:
-        owner: owner of the lease; None if it cannot be read, since it is being written or damaged.
-        here: table of the process that asks.
-        watch: its observations.
+        owner: owner of the lease; None if the file cannot be read, as it is damaged or still being written.
+        here: process table of the observer.
+        watch: the observations.
     """
     is_local = owner is not None and here.is_known and owner.place == here and owner.started is not None
     if is_local and watch.process_is_there is not None:
         return Verdict.LIVES if watch.process_is_there else Verdict.DEAD
     if watch.has_beaten:
         return Verdict.LIVES
+    # Capped, so that a wrong clock cannot declare an owner dead without watching it for ``WATCH_S``.
     silent_s = watch.watched_s + min(max(watch.age_s, 0.0), SILENCE_S - WATCH_S)
     return Verdict.DEAD if silent_s >= SILENCE_S else Verdict.UNSURE
 
 
 @dataclass(frozen=True)
 class LeaseFile:
-    """A lease file as it was read.
+    """A lease file, as it was read.
 
     Attributes:
         number: number of the owner, from 1.
         path: path of the file.
-        content: its content; empty if this process may not read it.
-        beat_ns: time of the last heartbeat, by the clock of the file system, in nanoseconds.
+        content: content of the file; empty if this process may not read it.
+        beat_ns: time of the last heartbeat by the file system's clock, ns.
     """
 
     number: int
@@ -172,12 +173,12 @@ class LeaseFile:
 
 
 def _lease_path(run_dir: Path, number: int) -> Path:
-    """Path of the lease of a directory's ``number``-th owner."""
+    """Returns the path of the lease file for a directory's ``number``-th owner."""
     return run_dir / f"{_PREFIX}{number}{_SUFFIX}"
 
 
 def _make_lease(path: Path, owner: Owner) -> bool:
-    """Makes a lease file; returns False if another process has made it.
+    """Creates a lease file; returns False if another process has created it.
 
     Raises:
         SettingError: the directory cannot be written to.
@@ -200,7 +201,7 @@ def _make_lease(path: Path, owner: Owner) -> bool:
 
 
 def _read_leases(run_dir: Path) -> list[LeaseFile]:
-    """Reads all leases of a directory, the oldest first."""
+    """Reads all lease files of a directory, the oldest first."""
     names = [path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for path in run_dir.glob(f"{_PREFIX}*{_SUFFIX}")]
     numbers = sorted(int(name) for name in names if name.isdecimal())
     leases = (_read_lease(number, _lease_path(run_dir, number)) for number in numbers)
@@ -208,13 +209,13 @@ def _read_leases(run_dir: Path) -> list[LeaseFile]:
 
 
 def _read_lease(number: int, path: Path) -> LeaseFile | None:
-    """Reads a lease; None if it is gone. The file is opened again, so that a network file system asks its server."""
+    """Reads a lease file; None if it is gone. Opening it makes a network file system ask its server for news."""
     try:
         with path.open("rb") as file:
             return LeaseFile(number, path, file.read(_LONGEST), os.fstat(file.fileno()).st_mtime_ns)
     except FileNotFoundError:
         return None
-    except PermissionError:
+    except PermissionError:  # another user's lease, whose heartbeat can still be watched
         with suppress(FileNotFoundError):
             return LeaseFile(number, path, b"", path.stat().st_mtime_ns)
         return None
@@ -223,19 +224,19 @@ def _read_lease(number: int, path: Path) -> LeaseFile | None:
 
 
 def _lease_content(path: Path) -> bytes:
-    """Content of a lease file; raises OSError as the file system does."""
+    """Returns the content of a lease file; raises OSError as the file system does."""
     with path.open("rb") as file:
         return file.read(_LONGEST)
 
 
 def this_process() -> Owner:
-    """Describes this process as an owner from now on."""
+    """Describes this process as an owner, from now on."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     return Owner(_here(), os.getpid(), _started("self"), since, secrets.token_hex(16))
 
 
 def process_is_there(owner: Owner) -> bool | None:
-    """Returns whether an owner is a process of this machine that still runs; a zombie does not."""
+    """Returns whether an owner's process still runs on this machine; a zombie does not count as running."""
     try:
         os.kill(owner.pid, 0)
     except ProcessLookupError:
@@ -255,12 +256,12 @@ def _here() -> ProcessTable:
 
 
 def _started(pid: str) -> int | None:
-    """Start of a process in ticks since the machine booted; -1 if it has ended, None if unknown."""
+    """Returns a process's start in ticks since boot; -1 if it has ended, None if unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    state, *fields = text.rpartition(")")[2].split()  # a process's name may have spaces and brackets
+    state, *fields = text.rpartition(")")[2].split()  # the name before it may contain spaces and brackets
     return -1 if state in "ZX" else int(fields[18])
 
 
@@ -268,10 +269,10 @@ class Lease:
     """This process's right to write to a run directory, for the duration of a ``with`` block.
 
     Args:
-        run_dir: the directory.
-        path: file of the lease, made by ``acquire_lease``.
+        run_dir: run directory.
+        path: lease file, created by ``acquire_lease``.
         owner: owner of the lease.
-        clock: clock in seconds that keeps running while the machine sleeps.
+        clock: returns seconds, by a clock that keeps running while the machine sleeps.
     """
 
     def __init__(self, run_dir: Path, path: Path, owner: Owner, clock: Callable[[], float]):
@@ -292,11 +293,11 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._thread.join(timeout=1.0)  # the file system may have stalled
+        self._thread.join(timeout=1.0)  # it may hang in a stalled file system
         remove_lease(self._run_dir, self.owner)
 
     def renew(self) -> None:
-        """Renews the heartbeat; raises OSError where the file system does."""
+        """Renews the heartbeat, unless the lease is lost; raises OSError if the file system does."""
         now = self._clock()
         try:
             self._is_lost = self._is_lost or _lease_content(self._path) != self._content
@@ -307,11 +308,11 @@ class Lease:
         self._renewed = now
 
     def check(self, *, may_look: bool = True) -> None:
-        """Raises RunError if this process no longer owns the directory; to be called before each write.
+        """Raises RunError if this process no longer owns the directory; call it before each write.
 
         Args:
-            may_look: whether to read the lease file if the last heartbeat is long ago, since another process may have
-                taken this one for dead; False in a thread that must not wait for a file system.
+            may_look: whether to read the lease file if the last heartbeat is long ago: another process may have taken
+                this one for dead. False in a thread that must not wait for a file system.
         """
         if may_look and not self._is_lost and self._clock() - self._renewed > SILENCE_S - WATCH_S:
             try:
@@ -337,7 +338,7 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S) and not self._is_lost:
-            with suppress(OSError):  # the next attempt may succeed
+            with suppress(OSError):  # the next heartbeat may succeed
                 self.renew()
 
 
@@ -352,21 +353,21 @@ def acquire_lease(
 ) -> Lease:
     """Takes a run directory, possibly from a dead owner.
 
+    A process that saves a checkpoint outlives its supervisor until the save is done. This function waits for it before
+    it replaces anything: both may only be suspended, and then the owner continues with its lease.
+
     Args:
-        run_dir: directory, which exists.
-        owner: new owner; this process unless given.
+        run_dir: run directory; must exist.
+        owner: new owner; None: this process.
         report: called with one line if it takes time to find out whether an owner lives.
-        is_there: whether an owner's process runs; None if that cannot be known.
-        clock: clock in seconds. By default, an owner is watched by a clock that stops while this machine sleeps, as an
-            owner on this machine does; the new lease uses a clock that keeps running.
+        is_there: returns whether an owner's process runs; None if that cannot be known.
+        clock: returns seconds. By default, an owner is watched by a clock that stops while this machine sleeps, as an
+            owner on this machine does too; the new lease uses a clock that keeps running.
         sleep: waits for a number of seconds.
 
-    A process that saves outlives its supervisor until its save is done. It is waited for before anything is replaced:
-    both may be suspended, and the owner continues with its lease if this process cannot write.
-
     Raises:
-        SettingError: another process owns the directory or writes checkpoints there, or it cannot be written to;
-            nothing was written.
+        SettingError: another process owns the directory or writes checkpoints there, or the directory cannot be
+            written to; nothing was written.
     """
     owner, is_there = owner or this_process(), is_there or process_is_there
     watching, clock = clock or time.monotonic, clock or _clock
@@ -375,11 +376,12 @@ def acquire_lease(
         if not all(_is_dead(lease, owner.place, report, is_there, watching, sleep) for lease in leases):
             continue  # a lease has changed: look again
         if not _writers_have_ended(run_dir, leases, watching, sleep):
-            continue  # an owner was suspended and has woken up
+            continue  # a lease has changed: an owner was suspended and has woken up
         path = _lease_path(run_dir, max((lease.number for lease in leases), default=0) + 1)
         if not _make_lease(path, owner):
-            continue  # another was quicker
+            continue  # another process was quicker
         try:
+            # Look again: an owner that was judged dead may have beaten again, or another process come in between.
             if {lease for lease in _read_leases(run_dir) if lease.path != path} <= set(leases):
                 for lease in leases:
                     lease.path.unlink(missing_ok=True)
@@ -388,12 +390,12 @@ def acquire_lease(
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        sleep(random.uniform(0, 0.1))
+        sleep(random.uniform(0, 0.1))  # processes that gave way to each other must not meet again
     raise SettingError("--run-dir", str(run_dir), "other processes take it at the same time; try again")
 
 
 def remove_lease(run_dir: Path, owner: Owner) -> None:
-    """Removes an owner's lease, if it has one; from any thread."""
+    """Removes an owner's lease, if it has one; any thread may call this."""
     with suppress(OSError, SettingError):
         for lease in _read_leases(run_dir):
             if lease.content == owner.encode():
@@ -401,19 +403,19 @@ def remove_lease(run_dir: Path, owner: Owner) -> None:
 
 
 def last_heartbeat(run_dir: Path) -> int | None:
-    """Time of the last heartbeat of a run directory's owner, in nanoseconds; None if it has no owner."""
+    """Returns the time of the last heartbeat in a run directory, ns; None if the directory has no owner."""
     return max((lease.beat_ns for lease in _read_leases(run_dir)), default=None)
 
 
 def living_owner(
     run_dir: Path, report: Callable[[str], None] = lambda _: None, sleep: Callable[[float], None] = time.sleep
 ) -> LeaseFile | None:
-    """Finds the lease of a directory whose owner lives; takes nothing.
+    """Finds the lease of a living owner, without taking the directory; None if there is none.
 
     An owner on another machine is watched for the time of two heartbeats.
 
     Args:
-        run_dir: the directory.
+        run_dir: run directory.
         report: called with one line if an owner has to be watched.
         sleep: waits for a number of seconds.
 
@@ -444,9 +446,9 @@ def living_owner(
 
 @contextmanager
 def writes_checkpoints(run_dir: Path) -> Iterator[None]:
-    """Lets one process of this machine at a time write the checkpoints of a run, for the duration of the block.
+    """Lets one process of this machine at a time write a run's checkpoints, while the block runs.
 
-    The next run waits for the end of the block, see ``acquire_lease``.
+    The directory's next owner waits for the end of the block, see ``acquire_lease``.
 
     Raises:
         SettingError: another process is still writing after a minute.
@@ -465,18 +467,18 @@ def writes_checkpoints(run_dir: Path) -> Iterator[None]:
 def _writers_have_ended(
     run_dir: Path, leases: list[LeaseFile], clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> bool:
-    """Waits until no earlier process writes checkpoints; returns False if a lease changes meanwhile.
+    """Waits until no earlier process writes checkpoints; returns False if a lease changes in the meantime.
 
     Raises:
         SettingError: another process is still writing after a minute.
     """
     try:
         descriptor = os.open(run_dir, os.O_RDONLY)
-    except OSError:  # it is not there; making the lease says so
+    except OSError:  # the directory is missing: creating the lease reports that
         return True
     try:
         deadline = clock() + _WRITERS_S
-        while not _locked(descriptor, fcntl.LOCK_SH):  # several processes may look at the same time
+        while not _locked(descriptor, fcntl.LOCK_SH):  # shared: several processes may wait at the same time
             if _read_leases(run_dir) != leases:
                 return False
             if clock() > deadline:
@@ -497,7 +499,7 @@ def _locked(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a network file system may not lock directories
+    except OSError:  # some network file systems cannot lock directories: go on without the lock
         return True
     return True
 
@@ -510,7 +512,7 @@ def _is_dead(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> bool:
-    """Watches a lease until its owner is known to be dead; returns False if the lease disappears or changes.
+    """Watches a lease until its owner counts as dead; returns False if the lease disappears or changes.
 
     Raises:
         SettingError: the owner lives.

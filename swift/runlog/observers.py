@@ -1,7 +1,6 @@
-"""Observers of a run, which receive its iterations and events: trackers, or code of your own.
+"""Observers, which receive a run's iterations and events: trackers, or code of your own.
 
-``TensorBoard`` is the one that every run has. Only viewers read its files, so trouble with them never delays or ends
-the run.
+Every run has the observer ``TensorBoard``. Only viewers read its files, so an error there never delays or ends the run.
 """
 
 import time
@@ -24,26 +23,26 @@ _GROUPS = {
     ),
     "workers": ("live_workers", "live_ranks"),
 }
-"""Names of metrics by the group in which trackers show them."""
+"""Metrics by the group in which trackers show them."""
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names}
 _SCHEME = "swift-file"
 _FLUSH_S = 10
 
 
 class Observer:
-    """Receives what a run records, once it is written. Override the methods that you need.
+    """Base class of observers. Receives every record after it is written; override the methods that you need.
 
     An observer that raises is not called again, and the run continues. Calls come one at a time, in the order of the
-    record, and the run waits for them; ``launch`` makes them in a thread of its supervisor.
+    record, and the run waits for each; with ``launch`` they run in a thread of the supervisor.
     """
 
     def begin(self, run_dir: Path, step: int, config: str) -> None:
-        """Begins or continues a run.
+        """Called when a run begins or is resumed.
 
         Args:
             run_dir: run directory.
             step: iterations done so far; above 0 in a resumed run.
-            config: operative configuration, one ``Name.setting = value`` a line.
+            config: operative configuration, one ``Name.setting = value`` per line.
         """
 
     def on_step(self, record: Mapping[str, Any]) -> None:
@@ -53,11 +52,11 @@ class Observer:
         """Receives the record of an event, as in ``events.jsonl``, with ``event``, ``step`` and ``time``."""
 
     def end(self) -> None:
-        """Ends the run, or this invocation of it."""
+        """Called when the run, or this invocation of it, ends."""
 
 
 def grouped_scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers of a record by tag, such as ``train/loss``.
+    """Returns a record's numbers by tag, such as ``train/loss``.
 
     >>> grouped_scalars({"step": 3, "time": "...", "loss": 2.5, "replicas": [[1]], "mine": 1})
     {'train/loss': 2.5, 'other/mine': 1.0}
@@ -70,14 +69,14 @@ def grouped_scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Board:
-    """A file of scalars by iteration.
+    """A TensorBoard file of scalars by iteration.
 
-    tensorboardX's own ``SummaryWriter`` is not used: it writes in a thread that waits by the wall clock and ends with
-    an error where that is set back by weeks, and logging then blocks for ever.
+    It replaces tensorboardX's own ``SummaryWriter``, which writes in a thread that waits by the wall clock. If the
+    clock is set back by weeks, that thread ends with an error, and logging then blocks for ever.
 
     Args:
         path: directory of the files; made if it is missing.
-        last_step: last iteration to keep; TensorBoard ignores what was written earlier about later ones.
+        last_step: last iteration to keep; TensorBoard ignores earlier values of later iterations.
     """
 
     def __init__(self, path: Path, last_step: int):
@@ -88,7 +87,7 @@ class Board:
         self._write(last_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """Adds numbers of an iteration by name; they are in the file ten seconds later at most, if more follow."""
+        """Adds an iteration's numbers by name. They are flushed within ten seconds, if more numbers follow."""
         for tag, value in values.items():
             self._write(step, summary=scalar(tag, value))
         if time.monotonic() - self._flushed > _FLUSH_S:
@@ -121,7 +120,7 @@ class TensorBoard(Observer):
 
 
 class _LenientFile:
-    """A file that drops everything after its first error."""
+    """A file that drops all output after its first error."""
 
     def __init__(self, path: str):
         self._file: BinaryIO | None = None
@@ -150,7 +149,7 @@ class _LenientFile:
 
 
 class _Files:
-    """The file system that tensorboardX uses for paths with this scheme."""
+    """The file system that tensorboardX uses for paths with ``_SCHEME``."""
 
     def open(self, path: str) -> _LenientFile:
         return _LenientFile(path.removeprefix(f"{_SCHEME}:"))

@@ -1,4 +1,4 @@
-"""Readers of run directories, checks that a run may begin or continue in one, and the measures of a run. No JAX here.
+"""Reads run directories, checks that a run may begin or continue in one, and measures runs. Does not import JAX.
 
 Shape suffixes: T steps.
 """
@@ -18,21 +18,21 @@ from swift.runlog.files import EVENTS, METRICS, Metrics, parse_object, read_even
 
 CONFIG, SUMMARY = "config.gin", "summary.json"
 _OF_RUNS = ("config.json", CLASS_COUNTS, "report.html")
-"""Further files that a run writes, or its command at the end."""
+"""Other files that a run writes, or that its command writes at the end."""
 _NUM_LOSS_STEPS, _NUM_COMPILING_STEPS = 10, 3
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it was read from its directory.
+    """A run, as read from its directory.
 
     Attributes:
         path: run directory.
-        name: name of the run in ``summary.json``, or else that of the directory; control characters are escaped.
-        config_text: operative configuration, gin.
+        name: name of the run in ``summary.json``, or else the name of the directory; control characters are escaped.
+        config_text: operative configuration, as gin.
         metrics: one record per step, by step.
-        events: failures, recoveries, checkpoints; each with ``time``, ``event`` and ``step``.
-        summary: content of ``summary.json``, which is written when the run ends; None before.
+        events: events such as failures, recoveries and checkpoints; each has ``time``, ``event`` and ``step``.
+        summary: content of ``summary.json``, which is written when the run ends; None before that.
     """
 
     path: Path
@@ -44,15 +44,15 @@ class Run:
 
 
 def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
-    """Reads and checks a run directory, possibly of a run in progress.
+    """Reads and checks a run directory; the run may be in progress.
 
     Args:
         path: run directory.
-        setting: name of the argument that gave it, for errors.
+        setting: argument that named the directory, for errors.
 
     Raises:
-        SettingError: the directory holds no run, or a file in it is damaged. An incomplete last line is not damage and
-            is skipped: the run died while it wrote that line, or is still writing it.
+        SettingError: the directory holds no run, or a file in it is damaged. An incomplete last line is no damage, and
+            is skipped: the run died while it wrote the line, or is still writing it.
     """
     path = Path(path)
     config_text, summary = _read_config(path, setting), _read_summary(path / SUMMARY)
@@ -61,7 +61,7 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory holds a run; it does not if all that an early interrupt has left there is a lease."""
+    """Whether a directory holds a run. A directory with only a lease, left by an early interrupt, does not."""
     return (path / CONFIG).is_file()
 
 
@@ -72,8 +72,8 @@ def check_is_run(path: Path, setting: str = "RUN_DIR") -> None:
 
 
 def check_new_run(path: Path) -> None:
-    """Raises SettingError if a directory already holds a run, or cannot be created or written to."""
-    if re.fullmatch(r"[A-Za-z][\w+.-]+:", path.parts[0] if path.parts else ""):  # what a Path has left of gs://bucket
+    """Raises SettingError if a directory already holds a run or its files, or cannot be created or written to."""
+    if re.fullmatch(r"[A-Za-z][\w+.-]+:", path.parts[0] if path.parts else ""):  # a Path of gs://bucket begins with gs:
         raise SettingError("--run-dir", str(path), "is a URL; runs are written to directories of this machine")
     present = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not present.is_dir() or not os.access(present, os.W_OK):
@@ -91,7 +91,7 @@ def check_new_run(path: Path) -> None:
 
 
 def _is_stored_config(path: Path) -> bool:
-    """Whether a file is the configuration of a run whose start was broken off before it had a record."""
+    """Whether a file is a run's configuration: a start that was interrupted leaves it before there is a record."""
     document = parse_object(path.read_bytes()) if path.is_file() and not path.is_symlink() else None
     return document is not None and document.keys() == {"version", "experiment"}
 
@@ -99,17 +99,17 @@ def _is_stored_config(path: Path) -> bool:
 def check_same_run(
     path: Path, config_text: str, may_change: Collection[str] = (), may_lack: Collection[str] = ()
 ) -> None:
-    """Checks that a directory holds a run with the given configuration; the record itself is not read.
+    """Checks that a directory holds a run with the given configuration; does not read the record.
 
     Args:
         path: run directory.
         config_text: operative configuration with which the run is to continue.
         may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
-        may_lack: settings that may be absent from the run's configuration, because they are newer than the run and
-            have their default value.
+        may_lack: settings that the run's configuration may lack: they are newer than the run, and have their default
+            value.
 
     Raises:
-        SettingError: the directory holds no run, or one with another configuration.
+        SettingError: the directory holds no run, or a run with another configuration.
     """
     for name, (before, now) in changed_settings(path, config_text).items():
         if name not in may_change and not (before is None and name in may_lack):
@@ -122,8 +122,8 @@ def changed_settings(path: Path, config_text: str) -> dict[str, tuple[str | None
     """Compares a run's configuration with another one.
 
     Returns:
-        For each setting that differs, its statement in the run's configuration and in the other; None where it is
-        absent.
+        For each setting that differs: (its statement in the run's configuration, its statement in the other); None if
+        a configuration lacks the setting.
 
     Raises:
         SettingError: the directory holds no run.
@@ -137,7 +137,7 @@ def changed_settings(path: Path, config_text: str) -> dict[str, tuple[str | None
 
 
 def settings_in(config_text: str) -> dict[str, str]:
-    """Splits a gin file into statements by the name that they bind; an indented line continues the one above it."""
+    """Splits a gin file into statements, by the name that each binds; an indented line continues the one above."""
     statements: list[str] = []
     for line in config_text.splitlines():
         if not line.strip() or line.startswith("#"):
@@ -172,13 +172,14 @@ def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
 
     Args:
         run: run, ended or not.
-        target_loss: loss to count the steps to, in nats per token; None if the run has none.
+        target_loss: loss to count the steps to, in nats per token; None if the run has no target.
 
-    Returns:
-        ``final_loss``, nats per token, the mean of the last 10 steps; ``dropped_percent`` of the tokens routed in all
-        steps; ``steps_to_target``, see :func:`steps_to_target`; ``median_step_ms`` without the first 3 steps, which
-        compile; ``discarded_percent`` of the steps whose window was run again step by step; and ``validation_loss``,
-        the newest. None if a run does not have the value.
+        Returns:
+            The measures by name; None for a value that the run does not have. ``final_loss`` is the mean of the last 10
+            steps, in nats per token; ``dropped_percent`` the share of all routed tokens that were dropped;
+            ``steps_to_target`` see :func:`steps_to_target`; ``median_step_ms`` leaves out the first 3 steps, which
+            compile; ``discarded_percent`` is the share of steps whose window was run again step by step;
+            ``validation_loss`` is the newest one.
 
     Raises:
         SettingError: the metrics are damaged.
@@ -200,14 +201,14 @@ def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
 
 
 def steps_to_target(losses_T: np.ndarray, target_loss: float | None) -> int | None:
-    """Counts the steps until the mean loss of 10 consecutive ones is at most the target.
+    """Counts the steps until the mean loss of 10 consecutive steps is at most the target.
 
     Args:
-        losses_T: float64[T], loss of each step in nats per token; NaN where it was not finite.
-        target_loss: target in nats per token; None if the run has none.
+        losses_T: float64[T], loss of each step in nats per token; NaN if it was not finite.
+        target_loss: target in nats per token; None if the run has no target.
 
     Returns:
-        Number of losses up to and including the first step that reaches it; None if none does.
+        Number of steps up to and including the first one that reaches the target; None if no step does.
     """
     if target_loss is None:
         return None
@@ -221,7 +222,7 @@ def scalars(run: Run, name: str) -> np.ndarray:
 
 
 def ratio(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Returns ``counts / totals``; NaN where a total is zero."""
+    """Returns ``counts / totals``; NaN where a total is 0."""
     totals = np.broadcast_to(totals, counts.shape)
     return np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals != 0)
 
@@ -230,7 +231,7 @@ def running_mean(values_T: np.ndarray, window: int) -> np.ndarray:
     """Computes the mean of the last ``window`` values at each step.
 
     Returns:
-        float64[T]; NaN at the steps before the window is full, and where a value in it is NaN.
+        float64[T]; NaN until ``window`` values have come, and where one of them is NaN.
     """
     means_T = np.full(len(values_T), np.nan)
     if len(values_T) >= window:

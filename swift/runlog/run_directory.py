@@ -1,7 +1,7 @@
-"""The run directory, to which a run writes while it trains. No JAX here.
+"""The run directory, which a run writes to while it trains. Does not import JAX.
 
-A run that is resumed loses its record after the checkpoint from which it continues. Where another process of the run
-writes the record, this one has a ``NullRunDirectory``.
+A resumed run drops its records after the checkpoint from which it continues. A process that does not record, because
+another process of the run does, has a ``NullRunDirectory``.
 """
 
 import json
@@ -26,10 +26,10 @@ from swift.runlog.reading import CONFIG, SUMMARY, check_new_run, check_same_run
 
 
 class RunDirectory:
-    """A run's directory, open for writing, from :meth:`create` or :meth:`resume`; a context manager.
+    """A run's directory, opened for writing by :meth:`create` or :meth:`resume`; a context manager.
 
     Attributes:
-        check: called before each write; raises if another process has taken the directory, see ``Lease``.
+        check: function called before each write; raises if another process has taken the directory, see ``Lease``.
     """
 
     check: Callable[..., None] = staticmethod(lambda **_: None)
@@ -38,7 +38,7 @@ class RunDirectory:
         self.path = path
         self._last_step = last_step
         board = TensorBoard()
-        board.begin(path, last_step, config_text)  # first, because it makes a directory, which may fail
+        board.begin(path, last_step, config_text)  # first, before files are open: it makes a directory, which may fail
         self._counts: CountsWriter | None = None  # a model without experts has none
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
         self._events = (path / EVENTS).open("a", encoding="utf-8")
@@ -50,11 +50,11 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path, config_text: str, observers: Sequence[Observer] = ()) -> Self:
-        """Starts a run in a directory that holds none; a missing directory is created.
+        """Starts a run in a directory that holds no run; creates the directory if it is missing.
 
         Args:
             path: run directory.
-            config_text: operative configuration, kept as ``config.gin``.
+            config_text: operative configuration, stored as ``config.gin``.
             observers: observers of the run besides TensorBoard.
 
         Raises:
@@ -67,7 +67,7 @@ class RunDirectory:
             replace_file(path / CONFIG, config_text.encode())
             return cls(path, 0, config_text, observers)
         except OSError as error:
-            for name in (CONFIG, METRICS, EVENTS):  # otherwise the directory would pass for that of a run
+            for name in (CONFIG, METRICS, EVENTS):  # otherwise the directory would be taken for a run's
                 with suppress(OSError):
                     (path / name).unlink()
             raise SettingError("--run-dir", str(path), f"cannot be made a directory: {error.strerror}") from error
@@ -82,20 +82,20 @@ class RunDirectory:
         may_lack: Collection[str] = (),
         observers: Sequence[Observer] = (),
     ) -> Self:
-        """Continues a run after ``step``: metrics of later steps are dropped, events are kept.
+        """Continues a run after ``step``: drops the metrics of later steps, and keeps all events.
 
-        ``summary.json`` is removed, since only a run that has ended has one.
+        ``summary.json`` is removed, since only a finished run has one.
 
         Args:
             path: run directory.
             config_text: operative configuration with which the run continues.
-            step: last step to keep, that of the checkpoint.
+            step: last step to keep: the checkpoint's.
             may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
             may_lack: settings that the run's configuration may lack, see ``check_same_run``.
             observers: observers of the run besides TensorBoard.
 
         Raises:
-            SettingError: there is no run, its files are damaged, or its configuration is another one.
+            SettingError: there is no run, its files are damaged, or it has another configuration.
         """
         path = Path(path)
         check_same_run(path, config_text, may_change, may_lack)
@@ -107,22 +107,23 @@ class RunDirectory:
 
     @property
     def checkpoints_path(self) -> Path:
-        """Directory of the run's checkpoints, created with the first one."""
+        """Directory of the run's checkpoints, created with the first checkpoint."""
         return self.path / "checkpoints"
 
     def log_step(self, metrics: Mapping[str, Any]) -> None:
         """Appends the metrics of one step, with the time of the call (ISO 8601, UTC).
 
         Args:
-            metrics: ``step`` (from 1, rising from call to call) and its measurements. numpy scalars and
-                arrays are accepted; a number that is not finite is written as null. Counts by expert class, see
-                ``swift.runlog.expert_counts``, go to a file of their own, which is written before the metrics.
+            metrics: ``step`` (from 1, rising from call to call) and measurements, which may be numpy scalars and
+                arrays. A number that is not finite is written as null. Counts by expert class go to a separate file,
+                written before the metrics, see ``swift.runlog.expert_counts``.
         """
         self.check()
         scalars = {name: value for name, value in metrics.items() if name not in KINDS}
         record = _plain({"step": metrics["step"], "time": _now()} | scalars)
         assert record["step"] > self._last_step, f"step {record['step']} was logged after step {self._last_step}"
         with _write_errors():
+            # Counts first: a step that has metrics then always has its counts too.
             if any(len(metrics.get(kind, ())) for kind in KINDS):
                 counts_KLE = counts_array(CLASS_COUNTS, record["step"], [metrics.get(kind) for kind in KINDS])
                 self._counts = self._counts or CountsWriter.open(self.path / CLASS_COUNTS)
@@ -138,7 +139,7 @@ class RunDirectory:
         Args:
             event: name of the event, such as ``failure`` or ``checkpoint``.
             step: last step done before the event.
-            **fields: further fields, as in :meth:`log_step`. A ``plan`` is written once.
+            **fields: further fields, as in :meth:`log_step`. Each distinct ``plan`` is written only once.
         """
         self.check()
         fields = deduplicate_plan(fields, self._plans_written)
@@ -149,7 +150,7 @@ class RunDirectory:
         self._notify_all("on_event", record)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes ``summary.json``: the run has ended."""
+        """Writes ``summary.json``, which marks the run as finished."""
         self.check()
         with _write_errors():
             replace_file(self.path / SUMMARY, (json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n").encode())
@@ -157,7 +158,7 @@ class RunDirectory:
     def close(self) -> None:
         """Closes all files; a second call does nothing."""
         for file in (self._metrics, self._counts, self._events):
-            with suppress(OSError):  # every line was flushed when it was written
+            with suppress(OSError):  # nothing is lost: every line was flushed when it was written
                 if file is not None:
                     file.close()
         self._notify_all("end")
@@ -168,7 +169,7 @@ class RunDirectory:
             self._tell(observer, method, *arguments)
 
     def _tell(self, observer: Observer, method: str, *arguments: Any) -> None:
-        """Calls an observer; one that raises is not called again."""
+        """Calls an observer; removes it if it raises."""
         try:
             getattr(observer, method)(*arguments)
         except Exception as error:
@@ -188,7 +189,7 @@ class RunDirectory:
 
 
 class NullRunDirectory(RunDirectory):
-    """A run directory whose record this process neither opens nor writes.
+    """A run directory that this process does not write to: another process keeps the record.
 
     Args:
         path: run directory.
@@ -198,29 +199,31 @@ class NullRunDirectory(RunDirectory):
         self.path = path
 
     def log_step(self, metrics: Mapping[str, Any]) -> None:
-        """Leaves the metrics of a step to the process that records."""
+        """Does nothing: the recording process writes the metrics."""
 
     def log_event(self, event: str, step: int, **fields: Any) -> None:
-        """Leaves an event to the process that records."""
+        """Does nothing: the recording process writes events."""
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Leaves the summary to the process that records."""
+        """Does nothing: the recording process writes the summary."""
 
     def close(self) -> None:
-        """Closes nothing."""
+        """Does nothing: no file is open."""
 
 
 def _truncate_record(path: Path, step: int) -> None:
-    """Truncates the metrics after a step, and any file after its last complete line; reads only what it removes.
+    """Truncates metrics and counts after a step, and every file after its last complete line.
+
+    It reads only the lines that it removes, since the files may be large.
 
     Args:
         path: run directory.
         step: last step to keep.
 
     Raises:
-        SettingError: a line is damaged, or the header of the counts is.
+        SettingError: a line, or the header of the counts, is damaged.
     """
-    ClassCounts.open(path / CLASS_COUNTS)  # reports damage before anything is cut
+    ClassCounts.open(path / CLASS_COUNTS)  # raises for a damaged header before anything is cut
     last = cut_after(path / METRICS, lambda line: step_of(path / METRICS, line) <= step)
     cut_entries(path / CLASS_COUNTS, 0 if last is None else step_of(path / METRICS, last))
     cut_after(path / EVENTS)
@@ -228,7 +231,7 @@ def _truncate_record(path: Path, step: int) -> None:
 
 @contextmanager
 def _write_errors() -> Iterator[None]:
-    """Turns an OSError in the block into RunError."""
+    """Turns an OSError in the block into a RunError that says how to continue."""
     try:
         yield
     except OSError as error:
@@ -239,7 +242,8 @@ def _write_errors() -> Iterator[None]:
 def sync_record(path: Path) -> None:
     """Flushes the record of a run to disk, whichever process has written it.
 
-    Comes before each checkpoint: after a power failure, the record has every iteration that a checkpoint includes.
+    Call it before each checkpoint: then, after a power failure, the record has every iteration that the checkpoint
+    includes.
 
     Args:
         path: run directory.
@@ -255,7 +259,7 @@ def _now() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Converts a value to JSON's own types; a number that is not finite becomes None."""
+    """Converts a value to JSON's types; numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):

@@ -1,6 +1,6 @@
-"""Experiment trackers as observers: Weights & Biases and MLflow, each an extra of this package.
+"""Experiment trackers as observers: Weights & Biases and MLflow, each an optional dependency (extra).
 
-Server, account and project come from the trackers' own environment variables and files.
+Server, account and project are configured by the trackers' own environment variables and files.
 """
 
 import importlib
@@ -16,13 +16,13 @@ from swift.files import replace_file
 from swift.runlog.observers import Observer, grouped_scalars
 
 _AXIS = "train/step"
-"""Metric that holds the iteration, the x-axis in W&B."""
+"""W&B metric that holds the iteration: the x-axis of all charts."""
 _DEFAULT_EXPERIMENT = "0"
-"""MLflow's experiment for runs that name none."""
+"""MLflow's experiment for runs that name no experiment."""
 
 
 class WandB(Observer):
-    """Sends a run to Weights & Biases, under its directory's name; a resumed run continues there.
+    """Logs a run to Weights & Biases, under its directory's name; a resumed run continues there.
 
     Raises:
         SettingError: the package ``wandb`` is not installed.
@@ -42,7 +42,8 @@ class WandB(Observer):
             dir=str(run_dir),
             config=_pairs(config),
         )
-        # W&B drops what is below its own step, such as iterations that a resumed run repeats: metrics get an own axis.
+        # W&B drops values below its own step counter, such as iterations that a resumed run repeats. A separate metric
+        # as the x-axis avoids that.
         self._run.define_metric(_AXIS)
         self._run.define_metric("*", step_metric=_AXIS)
 
@@ -56,7 +57,7 @@ class WandB(Observer):
 
 
 class MLflow(Observer):
-    """Sends a run to MLflow, under its directory's name; a resumed run continues there.
+    """Logs a run to MLflow, under its directory's name; a resumed run continues there.
 
     Raises:
         SettingError: the package ``mlflow`` is not installed.
@@ -88,9 +89,9 @@ class MLflow(Observer):
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def _experiment_id(self) -> str:
-        """Returns the experiment that MLflow's environment variables name, which the client does not read by itself.
+        """Returns the id of the experiment that MLflow's environment variables name, as its client does not read them.
 
-        Like ``mlflow.start_run``, creates an experiment whose name is new.
+        Like ``mlflow.start_run``, creates the experiment if its name is new.
         """
         chosen, name = (os.environ.get(f"MLFLOW_EXPERIMENT_{what}") for what in ("ID", "NAME"))
         if chosen or not name:
@@ -104,7 +105,7 @@ class MLflow(Observer):
 
 
 TRACKERS: Mapping[str, Callable[[], Observer]] = {"wandb": WandB, "mlflow": MLflow}
-"""Trackers by the names that users write."""
+"""Trackers by the names of ``--logger``."""
 
 
 def _package(name: str) -> Any:
@@ -115,13 +116,13 @@ def _package(name: str) -> Any:
 
 
 def _known_id(path: Path) -> str:
-    """Returns the id under which a tracker knows a run; the first call draws one and writes it to ``path``."""
+    """Returns a run's id in a tracker, from a file; the first call draws the id and writes the file."""
     if not path.exists():
         replace_file(path, uuid4().hex.encode())
     return path.read_text()
 
 
 def _pairs(config: str) -> dict[str, str]:
-    """Splits a configuration into values by setting."""
+    """Splits a configuration into settings and their values."""
     statements = (line.partition(" = ") for line in config.splitlines())
     return {name: value for name, separator, value in statements if separator}

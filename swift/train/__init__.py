@@ -1,12 +1,14 @@
-"""Training: the loop, and runs in one process with emulated failures. Real processes are in ``swift.elastic``.
+"""Training: the training loop, and runs in one process with emulated failures. Real processes are in ``swift.elastic``.
 
-``trainer`` runs an experiment: ``start`` finds where it begins, ``initial_weights`` what from, ``fitting`` whether it
-has enough memory. ``loop`` runs the windows, the same for processes; ``emulated`` has the live workers of one process,
-``emulated_run`` hands them to the loop, and ``hosts`` are the machines that such a run may be on. ``checkpointer``
-saves, ``saved_state`` says what is saved, ``model_directory`` holds models alone. ``records`` and ``display`` tell how
-it goes, ``interrupt`` stops it, and ``build`` derives experiments from others.
+- A run: ``trainer`` runs an experiment from start to end. ``start`` opens the run directory and finds the iteration to
+  continue from, ``initial_weights`` loads another model's weights, and ``fitting`` checks the memory.
+- The loop: ``loop`` runs windows of iterations, for one process and for many. ``emulated`` fails and restores workers
+  in one process, ``emulated_run`` connects them to the loop, and ``hosts`` coordinates a run on several machines.
+- State: ``checkpointer`` saves in the background, ``saved_state`` converts states to and from checkpoints, and
+  ``model_directory`` exports models without optimizer state.
+- Reporting and control: ``records``, ``display``, and ``interrupt`` for Ctrl-C; ``build`` derives experiments.
 
-What is documented for users can be imported from here.
+Everything that is documented for users can be imported from here.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Experiments that follow from another one: of the ranks that are left, and of processes that only store states."""
+"""Derives experiments from others: for the ranks that are left, and for processes that only store states."""
 
 from dataclasses import replace
 
@@ -7,9 +7,9 @@ from swift.experts.capacity.exact import exact_slots
 
 
 def with_num_ranks(experiment: Experiment, num_ranks: int) -> Experiment:
-    """Returns the same experiment on fewer expert ranks, with at least a slot for every class, without failures.
+    """Returns the same experiment on fewer expert ranks, with a slot for every class, without failures or snapshots.
 
-    It computes the same sums, except that fewer slots drop more tokens, unless ``ExpertConfig.capacity_factor`` is
+    It computes the same sums, but with fewer slots more tokens are dropped, unless ``ExpertConfig.capacity_factor`` is
     None.
     """
     if num_ranks == experiment.topology.num_expert_ranks:
@@ -27,5 +27,5 @@ def with_num_ranks(experiment: Experiment, num_ranks: int) -> Experiment:
 
 
 def on_storage_mesh(experiment: Experiment) -> Experiment:
-    """Returns the same experiment with a kernel of attention for any devices, on which its states do not depend."""
+    """Returns the same experiment with an attention kernel for any device; states do not depend on the kernel."""
     return replace(experiment, attention="auto")

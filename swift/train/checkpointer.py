@@ -1,12 +1,11 @@
-"""Checkpoints of a run, written in the background, and snapshots of its ranks in the memory of others.
+"""Saves a run's checkpoints in the background, and snapshots of its ranks in each other's memory.
 
-``Checkpointer`` saves one state at a time. It is copied to the host, by ``begin_pieces`` or, on several hosts whose
-workers hold other blocks than the stages of a checkpoint, by ``begin_block_pieces``; a thread then writes it, and
-repeats ``Attempts`` that fail after pauses. On several hosts ``HostStates`` agree on a save, and each writes its part.
+``Checkpointer`` saves one state at a time. ``begin_pieces`` copies the state to the host; ``begin_block_pieces`` does
+on several hosts whose workers do not hold a checkpoint's stages. A thread then writes it, and ``Attempts`` repeats a
+failed write after pauses. On several hosts ``HostStates`` agrees on a save, and each host writes its part.
 
-Orbax would wait there until all hosts save the same, even to compare the path. So the first host has small arrays
-written by a process of its own, which is none of the hosts. What it writes are the files of a checkpoint without the
-values, see ``reserve_arrays``.
+Within a group of JAX processes, Orbax synchronizes all hosts, even to compare the path. So the first host starts a
+separate process, outside the group, that writes the small arrays of ``reserve_arrays``: the files without values.
 """
 
 import errno
@@ -66,22 +65,22 @@ from swift.train.saved_state import (
 
 _Result = TypeVar("_Result")
 _CLOSING_S = 10.0
-"""Seconds that the process that writes has to end in."""
+"""Seconds that the writer process gets to end by itself."""
 
 
 class Checkpointer:
     """Saves one checkpoint and one snapshot at a time, while training continues. A context manager.
 
-    A checkpoint that cannot be written is tried again after pauses, see ``Attempts``, without the devices: its
-    state is on the host by then.
+    A failed write is repeated after pauses, see ``Attempts``. No devices are involved: the state is on the host by
+    then.
 
     Args:
         experiment: settings of the run.
-        spec: spec of its step, on any mesh.
+        spec: spec of the run's step, on any mesh.
         directory: run directory.
         start: checkpoint from which the run continues; None for a new run.
-        hosts: hosts that the run is on. Each has some pieces of a state and writes them; what the others than the first
-            keep of the ledger is of no use.
+        hosts: hosts of the run. Each host writes the pieces of the state that it holds. Only the first host's ledger is
+            used.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Checkpointer:
         self._saving: Future[Manifest | None] | None = None
         self._write: Callable[..., Manifest] | None = None
         self._unsaved: int | None = None
-        self.is_spoilt = False  # the last state; another attempt to save it is of no use
+        self.is_spoilt = False  # whether the last state was not finite: another attempt to save it is pointless
         self._attempts = Attempts()
         self.newest = None if start is None else start.step
         self._peer_snapshots = PeerSnapshots(self._split, experiment.checkpoint)
@@ -118,6 +117,7 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # If the block failed, its own error matters more than a failed save.
         with nullcontext() if error is None else suppress(OSError, RunError):
             self.follow(wait=True)
         self._thread.shutdown()
@@ -126,16 +126,16 @@ class Checkpointer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is in progress; ``follow`` notes its end."""
+        """Whether a checkpoint is in progress, or ``follow`` has not noticed its end yet."""
         return self._saving is not None
 
     @property
     def ledger(self) -> Ledger:
-        """Ledger of the iterations counted so far."""
+        """Ledger with all iterations counted so far."""
         return self._ledger
 
     def count(self, record: Mapping[str, Any]) -> None:
-        """Counts an iteration, by its record in ``metrics.jsonl``."""
+        """Counts an iteration's token updates, from its record in ``metrics.jsonl``."""
         self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
 
     def save(self, spec: StepSpec, state: TrainState, position: Mapping[str, Any], done: int, *, full: bool) -> None:
@@ -143,7 +143,7 @@ class Checkpointer:
 
         Args:
             spec: spec of the state.
-            state: state after ``done`` iterations; it may be given away when this returns.
+            state: state after ``done`` iterations; may be donated after this returns.
             position: position of the loader.
             done: iterations done.
             full: whether to save all experts, whatever K is.
@@ -170,7 +170,7 @@ class Checkpointer:
         self._saving = self._thread.submit(self._save, join, self._write)
 
     def _save(self, join: Callable[[], Snapshot], write: Callable[..., Manifest]) -> Manifest:
-        self._room = None  # its buffers are overwritten, and must not pass for those of this iteration
+        self._room = None  # ``join`` overwrites its buffers: half-overwritten ones must not pass for a state
         snapshot = join()
         dense = (array for name, array in snapshot.dense.items() if is_model_array(name))
         if not all(map(is_finite, (*dense, *snapshot.blocks.values()))):
@@ -179,25 +179,25 @@ class Checkpointer:
         return self._attempts.run(partial(self._write_here, write, snapshot))
 
     def _prepare(self) -> None:
-        self._directory.check()  # a process that has taken the directory meanwhile saves there, too
-        sync_record(self._directory.path)  # what the ledger counts must not be lost while the checkpoint stays
+        self._directory.check()  # a process that has taken over the directory may be saving there
+        sync_record(self._directory.path)  # the checkpoint must not outlive the records that its ledger counts
 
     def _write_here(self, write: Callable[..., Manifest], snapshot: Snapshot) -> Manifest:
         self._prepare()
         return write(self._directory.checkpoints_path, snapshot=snapshot)
 
     def wait(self, seconds: float) -> None:
-        """Waits at most this many seconds for the end of the checkpoint in progress."""
+        """Waits for the checkpoint in progress to end, at most this many seconds."""
         wait([] if self._saving is None else [self._saving], seconds)
 
     def follow(self, *, wait: bool) -> list[str]:
-        """Notes the progress of the present checkpoint.
+        """Records the progress of the current checkpoint: failed attempts and its end.
 
         Args:
-            wait: whether to wait for its end; a failed attempt is then repeated once, immediately.
+            wait: whether to wait for the end; a failed attempt is then repeated once, without a pause.
 
         Returns:
-            Lines on failures.
+            A line for each failure.
         """
         self._waited_ms = 0.0
         if self._saving is None:
@@ -212,7 +212,7 @@ class Checkpointer:
         if error is not None:
             failures.append(_line_of(error))
         saving = self._saving
-        if has_ended:  # noted first: the disk may not take the events either
+        if has_ended:  # before the events are logged: a full disk may refuse those too
             self._saving, self.is_spoilt = None, isinstance(error, InvalidState)
             self._unsaved = None if error is None or self.is_spoilt else step
         for reason in failures:
@@ -222,15 +222,15 @@ class Checkpointer:
         return [f"the checkpoint of iteration {step} was not saved: {reason}" for reason in failures]
 
     def keep_unsaved(self) -> str | None:
-        """Keeps elsewhere the last state if it could not be saved.
+        """Writes the last state to a fallback directory if it could not be saved.
 
         Returns:
-            A line on its place; None if nothing is unsaved.
+            A line that says where it is; None if nothing was unsaved.
         """
         if self._unsaved is None:
             return None
         step, room, write = self._unsaved, self._room, self._write
-        self._unsaved = None  # reported once
+        self._unsaved = None  # report it only once
         if room is None or write is None:
             return f"nothing of the state after iteration {step} could be kept"
         try:
@@ -240,10 +240,11 @@ class Checkpointer:
             return f"the state after iteration {step} could not be kept elsewhere either: {error}"
 
     def _note_saved(self, step: int, manifest: Manifest | None) -> None:
-        if manifest is None:  # the first host knows
+        if manifest is None:  # only the first host records a save
             return
         self.newest = step
-        self._ledger = replace(manifest.ledger, tally=self._ledger.tally)  # which has continued to count
+        # Training went on during the save: keep the current counts, and take the rest from the manifest.
+        self._ledger = replace(manifest.ledger, tally=self._ledger.tally)
         self._directory.log_event(
             "checkpoint",
             step,
@@ -255,7 +256,7 @@ class Checkpointer:
         )
 
     def snapshot(self, spec: StepSpec, state: TrainState, done: int) -> None:
-        """Begins a snapshot if one is due, or if there is none; see ``save``."""
+        """Begins a snapshot if one is due or none exists yet; see ``save`` for the arguments."""
         every = self._experiment.checkpoint.snapshot_every
         if every and spec.live.num_ranks > 1 and (self._peer_snapshots.is_empty or done % every == 0):
             updates_LE = self._ledger.tally.contained_LE
@@ -272,11 +273,11 @@ class Checkpointer:
         return load_newest(self._directory.checkpoints_path, self._experiment.identity(), spec)
 
     def change_ranks(self, spec: StepSpec, ledger: Ledger) -> None:
-        """Continues with a state on other ranks, of which no copy exists yet, in memory or on disk.
+        """Continues with a state on other ranks, which has no copies yet in memory or on disk.
 
         Args:
             spec: spec of the state.
-            ledger: ledger with the losses.
+            ledger: ledger that counts the losses.
         """
         assert self._saving is None, "what is being saved is of other ranks"
         config, has_lost = self._experiment.checkpoint, ledger.tally.num_lost > self._ledger.tally.num_lost
@@ -286,7 +287,7 @@ class Checkpointer:
         self._peer_snapshots = PeerSnapshots(self._split, config)
 
     def _continue_from(self, start: RestorePlan, after: Ledger) -> None:
-        """Makes the checkpoint from which the run continues its newest one, and records the loss."""
+        """Makes the checkpoint from which the run continues its newest one, and records the lost updates."""
         directory = self._directory.checkpoints_path
         aside = archive_newer(directory, start.step)
         record_restore(directory, start.manifest, after)
@@ -302,7 +303,11 @@ def _joined(
 def _begin_or_fail(
     split: StateSplit, spec: StepSpec, state: TrainState, chosen_LK: np.ndarray
 ) -> Callable[[], list[HostShard]]:
-    """Starts to copy what a checkpoint saves, see ``begin_pieces``; what goes wrong is raised by the function."""
+    """Starts the device-to-host copy of a checkpoint, see ``begin_pieces``.
+
+    Errors are raised by the returned function: here they would keep this host from the next collective, for which the
+    other hosts wait.
+    """
     try:
         if jax.process_count() > 1 and not spec.chunks.matches_stages:
             return begin_block_pieces(split, spec, state, chosen_LK)
@@ -316,26 +321,26 @@ def _fail(error: Exception) -> NoReturn:
 
 
 class Attempts:
-    """Attempts of a thread, whose failures another one reports."""
+    """Repeats a failing action in one thread, and reports its failures to another."""
 
     def __init__(self) -> None:
         self._is_hurried = Event()
         self._failures: SimpleQueue[str] = SimpleQueue()
 
     def begin(self) -> None:
-        """Begins anew: nobody waits for the result."""
+        """Resets ``retry_now``: nobody waits for the next action yet."""
         self._is_hurried.clear()
 
     def retry_now(self) -> None:
-        """Has a failed attempt repeated once, immediately."""
+        """Ends the current pause, so that a failed attempt is repeated once more without delay."""
         self._is_hurried.set()
 
     def run(self, act: Callable[[], _Result]) -> _Result:
-        """Returns what a function does, which is tried again after pauses, see ``RETRY_PAUSES_S``.
+        """Calls a function and returns its result; repeats it after errors, with pauses as in ``RETRY_PAUSES_S``.
 
         Raises:
-            RunError: another process has the directory.
-            Exception: that of the last attempt.
+            RunError: another process owns the directory; not repeated.
+            Exception: the error of the last attempt.
         """
         for pause_s in RETRY_PAUSES_S:
             try:
@@ -350,7 +355,7 @@ class Attempts:
         return act()
 
     def reported(self) -> list[str]:
-        """Takes the lines on attempts that have failed since the last time."""
+        """Returns a line for each attempt that has failed since the last call."""
         lines = []
         while True:
             try:
@@ -360,14 +365,14 @@ class Attempts:
 
 
 def _line_of(error: BaseException) -> str:
-    """Puts an error into one line."""
+    """Formats an error as one line."""
     return " ".join(f"{error}".split()) or type(error).__name__
 
 
 def begin_block_pieces(
     split: StateSplit, spec: StepSpec, state: TrainState, chosen_LK: np.ndarray
 ) -> Callable[[], list[HostShard]]:
-    """Starts to copy what a checkpoint saves of a state, see ``begin_pieces``; each host copies what it has.
+    """Starts the copy of a checkpoint block by block, see ``begin_pieces``; each host copies the blocks it holds.
 
     Args:
         split: division of a state with one row for each stage.
@@ -376,7 +381,7 @@ def begin_block_pieces(
         chosen_LK: the chosen classes of every MoE layer of the model.
 
     Returns:
-        A function that waits for the copy and returns the pieces that this host has, for any thread.
+        A function that waits for the copy and returns this host's pieces; any thread may call it.
     """
     copies = [
         (name, piece if name not in split.expert_names else _chosen(split, piece, chosen_LK))
@@ -394,13 +399,13 @@ def _fetch(copies: list[tuple[str, LocalRange]]) -> list[HostShard]:
 
 
 def _layers(split: StateSplit, piece: LocalRange) -> range:
-    """MoE layers of the model that an experts' piece of one stage has; none where it is padding."""
+    """Returns the MoE layers that an expert array's piece has within one stage; none if the piece is padding."""
     stage, stack, *_ = piece.place
     return split.layers_of_stages[stage.start][stack]
 
 
 def _chosen(split: StateSplit, piece: LocalRange, chosen_LK: np.ndarray) -> LocalRange:
-    """The classes of a piece that are saved, in their order."""
+    """Returns a piece with only the chosen classes, in the order in which they are saved."""
     if chosen_LK.shape[-1] == split.num_classes:
         return piece
     stage, stack, *_ = piece.place
@@ -409,10 +414,10 @@ def _chosen(split: StateSplit, piece: LocalRange, chosen_LK: np.ndarray) -> Loca
 
 
 class _WriterProcess:
-    """A process that writes small arrays for the first host; it starts at once and ends with this one.
+    """A process that writes small arrays for the first host; starts with this object and ends with this process.
 
     Args:
-        run_dir: run directory. The next run in it waits until this process has ended.
+        run_dir: run directory. The next run in it waits until the writer process has ended.
     """
 
     def __init__(self, run_dir: Path):
@@ -420,7 +425,7 @@ class _WriterProcess:
         self._start()
 
     def write(self, path: Path, arrays: Mapping[str, np.ndarray], *, progress: Callable[[], None]) -> None:
-        """Writes arrays, see ``write_arrays``; another process is started if this one has ended.
+        """Writes arrays, see ``write_arrays``; starts a new process if the last one has ended.
 
         Args:
             path: directory to make.
@@ -447,15 +452,15 @@ class _WriterProcess:
 
     def _start(self) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
-        start = multiprocessing.get_context("spawn").Process  # a copy of this process would have JAX's locks
+        start = multiprocessing.get_context("spawn").Process  # a forked process would inherit JAX's locks
         self._process = start(target=_serve, args=(theirs, self._run_dir), name="writer", daemon=True)
         self._process.start()
         theirs.close()
 
 
 def _serve(pipe: Connection, run_dir: Path) -> None:
-    """Writes what comes through a pipe until that is closed."""
-    # Signals to a whole container come here, too, and the last iteration is to be written yet.
+    """Writes the arrays that come through a pipe, until the pipe is closed."""
+    # A signal to the whole container reaches this process too, but it still has to write the last iteration.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     jax.config.update("jax_platforms", "cpu")  # the accelerators belong to the process that trains
@@ -470,27 +475,27 @@ def _error_of(path: Path, arrays: Mapping[str, Any]) -> Exception | None:
         write_arrays(path, arrays)
     except OSError as error:
         return OSError(error.errno, error.strerror or str(error))
-    except Exception as error:  # of any library: those may have no way through a pipe
+    except Exception as error:  # errors of other libraries may not be picklable
         return ValueError(str(error))
     return None
 
 
 class HostStates:
-    """The hosts of a run, from the side of one of them, which all save at the same iterations.
+    """Saves on this host in agreement with the other hosts of the run.
 
     Args:
         run_dir: run directory.
-        hosts: its hosts; where there is only one, it agrees with itself.
+        hosts: hosts of the run; a single host agrees with itself.
     """
 
     def __init__(self, run_dir: Path, hosts: Hosts):
         self._directory, self._hosts = run_dir / "checkpoints", hosts
         self._writer = _WriterProcess(run_dir) if hosts.count > 1 and hosts.is_first else None
         self.bytes_of_hosts: list[int] = []
-        """Bytes of values that each host has written of the last checkpoint, on the first one."""
+        """Bytes of values that each host wrote in the last checkpoint; known on the first host."""
 
     def agree(self, step: int, chosen_LK: np.ndarray) -> tuple[Save, np.ndarray]:
-        """The save and the experts that the first host has chosen for it, once all hosts are here."""
+        """Waits for all hosts, and returns the save and its experts as the first host has chosen them."""
         local_choice = secrets.token_hex(4), chosen_LK.shape, chosen_LK.reshape(-1).tolist()
         token, shape, chosen = self._hosts.broadcast(local_choice)
         return Save(step, token), np.array(chosen, chosen_LK.dtype).reshape(shape)
@@ -508,19 +513,19 @@ class HostStates:
         """Writes this host's part of a checkpoint, in any thread.
 
         Args:
-            save: the save.
+            save: identity of the save.
             split: division of the state.
-            chosen_LK: experts that are saved.
+            chosen_LK: classes that are saved, ``[L, K]``.
             finish: function that waits for this host's pieces and returns them.
-            attempts: attempts of the first host to make the files; the others wait for it meanwhile.
-            prepare: function that the first host calls before each.
-            facts: what ``HostSave.commit`` needs to know.
+            attempts: repeats the first host's attempts to make the files; the other hosts wait meanwhile.
+            prepare: function that the first host calls before each attempt.
+            facts: arguments of ``HostSave.commit``.
 
-        Returns:
-            The manifest; None on the others than the first, which say on stderr what goes wrong.
+            Returns:
+                The manifest on the first host; None on the other hosts, which print their errors to stderr.
 
-        Raises:
-            Exception: the first one could not write its part, or another one has failed.
+            Raises:
+                Exception: the first host could not write its part, or another host has failed.
         """
         host_save = HostSave(self._directory, save, self._hosts.index, self._hosts.count, split, chosen_LK)
         try:
@@ -534,7 +539,7 @@ class HostStates:
             host_save.board.give_up(error)
             if self._hosts.is_first:
                 raise
-            if not isinstance(error, HostFailed | InvalidState):  # of which the first one hears
+            if not isinstance(error, HostFailed | InvalidState):  # the first host reports these
                 text = f"host {self._hosts.index}: its part of the checkpoint of iteration {save.step} was not written"
                 print(f"swift: {text}: {first_line(error)}", file=sys.stderr)
             return None
@@ -554,7 +559,7 @@ class HostStates:
             raise
 
     def close(self) -> None:
-        """Ends the process that writes, if there is one."""
+        """Ends the writer process, if there is one."""
         if self._writer is not None:
             self._writer.close()
 
@@ -565,7 +570,7 @@ def _begin(save: HostSave, prepare: Callable[[], None], writer: _WriterProcess) 
 
 
 def _now(finish: Callable[[], list[HostShard]]) -> Callable[[], list[HostShard]]:
-    """Returns a function that returns or raises what another one does now: what it waits for takes up memory."""
+    """Waits for the copy now, since it takes up device memory; returns a function with its result or error."""
     try:
         pieces = finish()
     except (RuntimeError, MemoryError) as error:  # no memory, on the devices or on the host
@@ -574,7 +579,7 @@ def _now(finish: Callable[[], list[HostShard]]) -> Callable[[], list[HostShard]]
 
 
 def _finite(pieces: list[HostShard]) -> list[HostShard]:
-    """Returns the pieces; raises Spoilt if a value of the model is not finite."""
+    """Returns the pieces; raises InvalidState if a value of the model is not finite."""
     if not all(is_finite(piece.values) for piece in pieces if is_model_array(piece.name)):
         raise InvalidState("its values are not finite")
     return pieces

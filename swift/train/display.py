@@ -1,8 +1,8 @@
-"""The progress of a run: a live display on a terminal, a few plain lines in a log. No JAX here.
+"""Progress display of a run: a live bar on a terminal, a few plain lines in a log. Does not import JAX.
 
-``ProgressDisplay`` shows a run on a ``Terminal``, which is redrawn in place while libraries write to it. A
-``StepTimer`` has the pace: the time left, and the iterations for which a log has a line. The texts on the newest
-iteration and checkpoint are functions of their own, for other displays.
+``ProgressDisplay`` shows a run on a ``Terminal``, which is redrawn in place even while libraries write to stderr.
+``StepTimer`` estimates the time left, and decides which iterations get a line in a log. The texts on the newest
+iteration and checkpoint are separate functions, for other displays.
 """
 
 import math
@@ -29,13 +29,13 @@ from swift.errors import printable
 from swift.output import end_patient, patient_stream
 
 _NUM_PLAIN_LINES = 10
-"""Lines of a log in a whole run, about."""
+"""Approximate number of lines in the log of a whole run."""
 _NUM_TIMED_UPDATES = 50
-"""Latest iterations from which the time left is estimated."""
+"""Number of latest iterations from which the time left is estimated."""
 _LAST_S = 1.0
-"""Seconds in which a reader of stderr has to take the last lines."""
+"""Seconds that a slow reader of stderr gets for the last lines."""
 _MAX_TITLE, _MAX_WIDTH = 24, 100
-"""Columns of the title and of the whole display."""
+"""Most columns of the title, and of the whole display."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +54,24 @@ class Series:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing is left to run after this one."""
+        """Whether no run of the series is left after this one."""
         return self.steps_after == 0
 
 
 class ProgressDisplay:
-    """Display of a run's progress on stderr, which leaves stdout clean; a context manager.
+    """Shows a run's progress on stderr, so that stdout stays clean; a context manager.
 
-    On a terminal a bar and the newest metrics are redrawn in place. Elsewhere a plain line is printed after the first
-    step, about every 10 % of the steps, and after the last one; ``log_every`` prints such lines on a terminal, too.
-    The terminal is restored however the block is left.
+    On a terminal, a bar and the newest metrics are redrawn in place. Elsewhere a plain line is printed after the first
+    step, about every 10 % of the steps, and after the last one. ``log_every`` prints such lines on a terminal too. The
+    terminal is restored however the block is left.
 
     Args:
         title: title, such as the name of the experiment.
         num_steps: last step of the run.
         first_step: next step, from 1; above 1 in a resumed run.
-        console: console to write to; stderr unless given.
-        log_every: iterations between two plain lines; None: see above.
-        series: position of the run in a series, shown in the title and the time left; None: it is alone.
+        console: console to write to; None: stderr.
+        log_every: iterations between plain lines; None: see above.
+        series: position of the run in a series, shown in the title and the time left; None: a single run.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class ProgressDisplay:
         self._terminal.__exit__(kind, error, traceback)
 
     def stage(self, text: str, is_sound: bool = False) -> None:
-        """Shows what the run does before its first step, and on a terminal for how long.
+        """Shows what the run does before its first step; on a terminal, also for how long.
 
         Args:
-            text: such as ``reads the data``.
+            text: what the run does, such as ``reading the data``.
             is_sound: whether all settings are checked. Until then a log gets no line, so that a wrong setting leaves
                 only the line of its error.
         """
@@ -119,9 +119,9 @@ class ProgressDisplay:
         """Shows the newest step.
 
         Args:
-            metrics: as in ``metrics.jsonl``: ``step``, and of ``loss``, ``tokens_per_s``, ``mfu``, ``drop_fraction``
-                and ``load_imbalance`` those that are known; for a pipeline ``live_workers``, ``bubble_share`` and
-                ``period_ratio``: the planned period over that without failures.
+            metrics: ``step`` and any of ``loss``, ``tokens_per_s``, ``mfu``, ``drop_fraction`` and ``load_imbalance``,
+                as in ``metrics.jsonl``; for a pipeline also ``live_workers``, ``bubble_share`` and ``period_ratio``,
+                the planned period relative to a period without failures.
         """
         self._step, self._metrics = int(metrics["step"]), metrics
         is_due = self._timer.passed(self._step, time.monotonic())
@@ -130,7 +130,7 @@ class ProgressDisplay:
             self.note("  ".join(part for part in parts if part))
 
     def saved(self, newest: int | None) -> None:
-        """Sets the step of the newest checkpoint, whose age is shown from the next step on; None: no checkpoint yet."""
+        """Sets the step of the newest checkpoint, to show its age from the next step on; None: no checkpoint yet."""
         self._shows_saved, self._newest = True, newest
 
     def note(self, text: str) -> None:
@@ -158,17 +158,17 @@ class ProgressDisplay:
 
 
 def progress_lines(title: str, step: int, num_steps: int, left: str, parts: Sequence[str]) -> RenderableType:
-    """Draws a bar with the counter and the time left, and below it a line on the newest iteration.
+    """Draws a bar with the step counter and the time left, and below it a line on the newest iteration.
 
     Args:
         title: title of the run.
         step: iterations done.
         num_steps: last step of the run.
         left: text on the time left; empty if unknown.
-        parts: short texts on the newest iteration; empty ones are left out.
+        parts: short texts on the newest iteration; empty texts are left out.
     """
     line = Table.grid(padding=(0, 1), expand=True)
-    line.add_column(max_width=_MAX_TITLE)  # the column that gives way in a narrow terminal
+    line.add_column(max_width=_MAX_TITLE)  # the only column that shrinks in a narrow terminal
     line.add_column(ratio=1)
     line.add_column(no_wrap=True)
     line.add_column(no_wrap=True)
@@ -181,7 +181,7 @@ def progress_lines(title: str, step: int, num_steps: int, left: str, parts: Sequ
 
 
 class _Whole:
-    """Short texts in a line, or in several where one has no room: none is cut or broken that fits."""
+    """Short texts on as few lines as possible; breaks lines only between texts."""
 
     def __init__(self, texts: Sequence[str]):
         self._texts = texts
@@ -198,7 +198,7 @@ class _Whole:
 
 
 def describe(metrics: Mapping[str, Any]) -> list[str]:
-    """Formats the metrics that people watch, each as a short text; missing ones are left out."""
+    """Formats the metrics that people watch, each as a short text; missing metrics are left out."""
     formats = {
         "loss": lambda value: f"loss {value:.3f}",
         "tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
@@ -213,7 +213,7 @@ def describe(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _input_text(input_ms: float, step_ms: float | None) -> str:
-    """Formats the share of an iteration in which batches are read; empty where it is no more than 1 %.
+    """Formats the share of an iteration that is spent reading batches; empty if it is at most 1 %.
 
     >>> _input_text(30.0, 200.0), _input_text(1.0, 200.0)
     ('input 15 %', '')
@@ -234,11 +234,11 @@ def saved_text(step: int, newest: int | None) -> str:
 
 
 class StepTimer:
-    """Times of a run's latest iterations.
+    """Estimates the time left from the latest iterations, and decides which iterations get a line in the log.
 
     Args:
         num_steps: last step of the run.
-        log_every: iterations between two lines of a log; None: a line about every 10 % of the run.
+        log_every: iterations between lines of a log; None: a line about every 10 % of the run.
     """
 
     def __init__(self, num_steps: int, log_every: int | None = None):
@@ -246,11 +246,11 @@ class StepTimer:
         self._timed: deque[tuple[int, float]] = deque(maxlen=_NUM_TIMED_UPDATES)
 
     def passed(self, step: int, time: float) -> bool:
-        """Notes an iteration; returns whether the log has a line for it.
+        """Records the end of an iteration; returns whether the log gets a line for it.
 
         Args:
             step: iterations done, from 1.
-            time: time of its end in seconds, by any clock.
+            time: time of its end, by any clock, s.
         """
         is_first = not self._timed
         self._timed.append((step, time))
@@ -261,12 +261,12 @@ class StepTimer:
         return False
 
     def seconds_left(self, more_steps: int = 0) -> float | None:
-        """Estimates the seconds that the remaining steps will take, from the latest ones; None if unknown.
+        """Estimates the seconds that the remaining steps take, from the latest ones; None if unknown.
 
-        The first step, which compiles, does not count.
+        The duration of the first step does not count, since it includes compilation.
 
         Args:
-            more_steps: steps of later runs.
+            more_steps: number of steps in later runs to add.
         """
         if not self._timed:
             return None
@@ -276,7 +276,7 @@ class StepTimer:
         return (end - start) / (last_step - first_step) * (self._num_steps - last_step + more_steps)
 
     def left(self) -> str:
-        """Formats the time left; empty if unknown."""
+        """Formats the time left in this run; empty if unknown."""
         seconds = self.seconds_left()
         return "" if seconds is None else f"{format_duration(seconds)} left"
 
@@ -289,7 +289,7 @@ def format_duration(seconds: float) -> str:
 
 
 class Terminal:
-    """A display that is redrawn in place below permanent lines; where stderr is not a terminal, only the lines.
+    """A display that is redrawn in place below permanent lines. If stderr is no terminal, only the lines are printed.
 
     A context manager, which restores the terminal however the block is left.
 
@@ -299,10 +299,10 @@ class Terminal:
 
     Args:
         draw: function that draws the display.
-        console: console to write to; stderr unless given.
-        redraws_per_s: times that the display is redrawn per second.
-        catches_stderr: whether to print above the display, line by line, what libraries write directly to file
-            descriptor 2. Not for a process that may abort: its last lines would be lost.
+        console: console to write to; None: stderr.
+        redraws_per_s: how often the display is redrawn per second.
+        catches_stderr: whether lines that libraries write directly to file descriptor 2 are printed above the display.
+            Not for a process that may abort: its last lines would be lost.
     """
 
     def __init__(
@@ -331,11 +331,11 @@ class Terminal:
         if self._catches:
             with suppress(OSError):  # stderr is closed
                 self._caught = _CaughtStderr(self.print)
-                # Rich looks up the width of the standard streams, but stderr is no longer a terminal.
+                # Rich takes the width from the standard streams, but stderr is a pipe now.
                 width = None if os.isatty(0) or os.isatty(1) else self._console.width
                 self._console = Console(file=self._caught.original, force_terminal=True, width=width)
                 self._caught.begin()
-        # With stdout redirected, its text would go to stderr.
+        # Rich would redirect stdout to this console, that is to stderr.
         self._live = Live(
             get_renderable=self._draw,
             console=self._console,
@@ -343,7 +343,7 @@ class Terminal:
             refresh_per_second=self._rate,
         )
         self._live.start()
-        self._console.show_cursor()  # a process that is killed could not restore a hidden one
+        self._console.show_cursor()  # a killed process could not restore a hidden cursor
         return self
 
     def __exit__(
@@ -362,10 +362,10 @@ class Terminal:
 
 
 class _CaughtStderr:
-    """File descriptor 2, redirected so that its lines go to a function.
+    """Redirects file descriptor 2, and passes its lines to a function.
 
     Attributes:
-        original: stream to which stderr went before.
+        original: stream that stderr went to before.
     """
 
     def __init__(self, tell: Callable[[str], None]):
@@ -374,7 +374,7 @@ class _CaughtStderr:
         self._tell = tell
 
     def begin(self) -> None:
-        """Redirects what is written from now on; the function itself must no longer write to stderr."""
+        """Redirects stderr from now on; the function must not write to stderr itself."""
         reader, writer = os.pipe()
         os.dup2(writer, 2)
         os.close(writer)
@@ -382,12 +382,12 @@ class _CaughtStderr:
         self._thread.start()
 
     def end(self) -> None:
-        """Restores stderr, once all its lines have been shown."""
+        """Restores stderr, after all its lines have been passed on."""
         os.dup2(self.original.fileno(), 2)  # closes the last writer, so that the thread ends
-        self._thread.join(timeout=1)  # a child of this process may hold a writer
+        self._thread.join(timeout=1)  # a child process may still hold the pipe open
 
     def close(self) -> None:
-        """Closes the original stream, unless it still waits for a reader."""
+        """Closes the original stream, unless it is still waiting for its reader."""
         if end_patient(self.original, _LAST_S):
             os.close(self.original.fileno())
 

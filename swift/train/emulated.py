@@ -1,11 +1,12 @@
-"""The live workers and expert ranks of a run, and the engine that runs them, as some fail and rejoin.
+"""Emulated failures: the live workers and expert ranks of one process, and the engine that runs them.
 
-Peers of a stage continue with the state that they have. With one pipeline an expert rank fails by itself: the axis
-``expert`` shrinks to the ranks that are left, and the state of the lost one comes from copies, see ``recover_ranks``.
+If a worker fails, its peers in the stage continue with the state that they have. With a single pipeline, an expert rank
+may fail by itself: the axis ``expert`` shrinks to the ranks that are left, and the lost rank's state comes from copies,
+see ``recover_ranks``.
 
-Right after a failure its micro-batches are re-routed, since that moves nothing. A better plan moves blocks twice: to
-the survivors, and back once the worker returns. So ``CutSearch`` looks for one in the background of a run, and it is
-used once it pays for its move.
+Right after a failure the failed worker's micro-batches are re-routed, since that moves nothing. A better plan moves
+blocks twice: to the survivors, and back when the worker returns. ``CutSearch`` looks for such a plan in the background,
+and the run uses it once it pays for its moves.
 """
 
 import time
@@ -38,11 +39,11 @@ from swift.train.loop import check_failures, lost_stages
 from swift.train.saved_state import put_state, split_of
 
 _Ranks = tuple[int, ...]
-"""Expert ranks of the whole cluster, ascending."""
+"""Expert ranks, numbered as in the whole cluster, ascending."""
 
 
 class FailedSet(NamedTuple):
-    """The failed workers, which have peers, or the failed expert ranks."""
+    """The workers that are down or, with a single pipeline, the expert ranks that are down."""
 
     workers: frozenset[Worker]
     ranks: frozenset[StageRank]
@@ -50,12 +51,12 @@ class FailedSet(NamedTuple):
 
 @dataclass(frozen=True)
 class ReconfigurationResult:
-    """A run that has been moved to other workers or ranks.
+    """The outcome of moving a run to other workers or ranks.
 
     Attributes:
-        state: state on their devices.
-        facts: fields for ``events.jsonl``.
-        lines: the same in words.
+        state: state on the new devices.
+        facts: description of the change, as fields for ``events.jsonl``.
+        lines: description of the change, as lines for the terminal.
     """
 
     state: TrainState
@@ -64,13 +65,13 @@ class ReconfigurationResult:
 
 
 class StateLost(RunError):
-    """A part of the state is lost.
+    """A part of the state is lost, and the run cannot continue.
 
     Args:
-        reason: phrase that says which.
+        reason: phrase that says which part.
         event: name of the event in ``events.jsonl``.
-        facts: its fields.
-        remedy: settings that would have prevented it.
+        facts: fields of the event.
+        remedy: settings that would have prevented the loss.
     """
 
     def __init__(self, reason: str, event: str, facts: dict[str, Any], remedy: str):
@@ -79,12 +80,12 @@ class StateLost(RunError):
 
 
 class CutSearch:
-    """The search for a better cut for the present failures, which compiles in the background until it is closed.
+    """Searches in the background for a better cut for the current failures, and compiles its program.
 
     Args:
-        rule: whether a move pays.
-        waits: whether ``ready`` waits for a search that is under way.
-        clock: time in seconds.
+        rule: decides whether a move pays.
+        waits: whether ``ready`` waits for a running search.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, rule: MigrationPolicy, *, waits: bool, clock: Callable[[], float] = time.monotonic):
@@ -97,19 +98,19 @@ class CutSearch:
         """Stops searching.
 
         Args:
-            wait: whether to wait for a compilation that is running: XLA cannot be interrupted.
+            wait: whether to wait for a running compilation, which XLA cannot interrupt.
         """
         self._background.shutdown(wait=wait, cancel_futures=True)
 
     def begin(self, engine: Engine, failed: frozenset[Worker]) -> None:
-        """Begins a search for these failures, and gives up the one before."""
+        """Begins a search for these failures; cancels the one before."""
         self._rule = self._rule.after(failed, self._clock())
         if self._found is not None:
             self._found.cancel()
         self._found = self._background.submit(self._find, engine, failed) if failed else None
 
     def ready(self) -> PreparedRecut | None:
-        """Returns a better cut, once, if it is compiled and its move pays before the expected return."""
+        """Returns a compiled better cut, once, if its move pays off before the failed workers are expected back."""
         if self._found is None or not (self._waits or self._found.done()):
             return None
         better = self._found.result()
@@ -119,38 +120,38 @@ class CutSearch:
         return better
 
     def background_errors(self) -> list[str]:
-        """Errors of searches since the last call."""
+        """Returns the errors of searches since the last call."""
         return [self._troubles.get() for _ in range(self._troubles.qsize())]
 
     def moved(self, better: PreparedRecut, change: Reconfiguration) -> None:
-        """Learns from a move how fast blocks are copied."""
+        """Updates the rule with the measured time of a move."""
         self._rule = self._rule.after_move(better.most_bytes, change.move_ms / 1000)
 
     def _find(self, engine: Engine, failed: frozenset[Worker]) -> PreparedRecut | None:
         try:
             return engine.better_cut(failed)
-        except Exception as error:  # of any kind: the run continues re-routed
+        except Exception as error:  # whatever the error: the run goes on with re-routed micro-batches
             down = ", ".join(worker_names(failed))
             self._troubles.put(f"with other cuts while {down} are down: {error}")
             return None
 
 
 class EmulatedCluster:
-    """The live workers and expert ranks of a run, with the engine that runs them; a context manager.
+    """The live workers and expert ranks of an emulated cluster, and the engine that runs them; a context manager.
 
     Args:
         experiment: settings of the run.
         prepare: see ``Engine``.
         failures: failures by iteration.
         first: first iteration of the first window.
-        last: its last iteration.
+        last: last iteration of the first window.
 
     Raises:
         SettingError: there are too few devices or too little memory, or no plan for the first failures.
     """
 
     def __init__(self, experiment: Experiment, prepare: Prepare, failures: FailureSource, first: int, last: int):
-        # A list that names no other change has nothing to prepare for, and compiling takes cores from the steps.
+        # If no listed failure is still to come, there is nothing to prepare for: compiling would only slow the steps.
         is_over = isinstance(failures, FailureList) and failures.is_over(first)
         self._experiment, self._failures = experiment, failures
         self._num_ranks = experiment.topology.num_expert_ranks
@@ -180,19 +181,19 @@ class EmulatedCluster:
 
     @property
     def ranks(self) -> _Ranks:
-        """Expert ranks that are live in all stages."""
+        """Expert ranks that are live in every stage."""
         return _remaining(self._num_ranks, self._lost)
 
     @property
     def down(self) -> list[str]:
-        """Names in ``events.jsonl`` of the workers or expert ranks that are down now."""
+        """Names of the workers or expert ranks that are down now, as in ``events.jsonl``."""
         return worker_names(self.engine.configuration.failed) + _rank_names(self._lost)
 
     def check(self, failures: FailureList) -> None:
-        """Plans for all failures of a list, before anything has run.
+        """Plans for every failure of a list, so that a run is refused before its first iteration.
 
         Raises:
-            SettingError: a stage's state is lost, or there is no plan or too little memory for some of the failures.
+            SettingError: a stage would lose its state, or for some failures there is no plan or too little memory.
         """
         window = self._experiment.window
         check_failures(self.engine, failures, window)
@@ -204,7 +205,7 @@ class EmulatedCluster:
             ).close()
 
     def change(self, first: int, last: int) -> FailedSet | PreparedRecut | None:
-        """Returns the failures of some iterations, or a better cut for the present ones; None if nothing changes."""
+        """Returns the failures in these iterations, or a better cut for the present ones; None if nothing changes."""
         down = FailedSet(self._failures.failed(first, last), self._failures.lost_ranks(first, last))
         if down != (self.engine.configuration.failed, self._lost):
             return down
@@ -216,13 +217,13 @@ class EmulatedCluster:
         """Moves the run to the workers or ranks that are left, or to a better cut for them.
 
         Args:
-            state: present state; given up.
-            change: failed workers or ranks, or the cut.
+            state: current state; consumed.
+            change: failed workers or ranks, or the cut, as ``change`` returned it.
             first: next iteration.
-            checkpointer: checkpoints of the run, none of them in progress.
+            checkpointer: checkpoints of the run; none may be in progress.
 
         Raises:
-            StateLost: a stage or an expert rank had state that is nowhere else.
+            StateLost: a stage or an expert rank had state that has no other copy.
         """
         if isinstance(change, PreparedRecut):
             assert self._search is not None, "found without a search"
@@ -234,11 +235,11 @@ class EmulatedCluster:
         return self._reconfigure(state, change.workers, first)
 
     def background_errors(self) -> list[str]:
-        """Errors of the work in the background since the last call."""
+        """Returns the errors of background work since the last call."""
         return self.engine.background_errors() + ([] if self._search is None else self._search.background_errors())
 
     def _reconfigure(self, state: TrainState, failed: frozenset[Worker], first: int) -> ReconfigurationResult:
-        """Moves the run to other workers."""
+        """Moves the run to other workers; raises StateLost if they do not have the whole state."""
         engine, before = self.engine, self.engine.configuration
         chunks = engine.spec.chunks
         topology, run_chunks = self._experiment.topology, engine.own_chunks
@@ -264,12 +265,12 @@ class EmulatedCluster:
         )
 
     def _seek(self) -> None:
-        """Begins to look for a better cut for the present failures."""
+        """Begins a search for a better cut for the current failures."""
         if self._search is not None:
             self._search.begin(self.engine, self.engine.configuration.failed)
 
     def _note(self, state: TrainState, lost: frozenset[StageRank]) -> ReconfigurationResult:
-        """Notes changes of ranks that do not matter, since another stage lacks them before and after."""
+        """Records a change of ranks without effect: another stage lacks the same ranks before and after."""
         changed_ranks = _changed_names(self._lost, lost)
         self._lost = lost
         return ReconfigurationResult(
@@ -281,7 +282,7 @@ class EmulatedCluster:
     def _regroup(
         self, state: TrainState, lost: frozenset[StageRank], first: int, checkpointer: Checkpointer
     ) -> ReconfigurationResult:
-        """Moves the run to other expert ranks, by way of the host."""
+        """Moves the run to other expert ranks, through host memory."""
         times = [time.perf_counter()]
         before, ranks = self.ranks, _remaining(self._num_ranks, lost)
         old, k = self.engine.spec, checkpointer.ledger.k
@@ -301,10 +302,11 @@ class EmulatedCluster:
             reason = f"{error}, at iteration {first}"
             remedy = "every" if self._experiment.checkpoint.snapshot_every else "snapshot_every"
             raise StateLost(reason, "rank_lost", changed_ranks, f"a CheckpointConfig.{remedy} above 0") from None
-        jax.tree.map(lambda leaf: leaf.delete(), state)
+        jax.tree.map(lambda leaf: leaf.delete(), state)  # it is on the host; the devices may not hold both states
         state = jax.block_until_ready(put_state(steps.spec, reshape_state(recovery.state, old, steps.spec)))
         times.append(time.perf_counter())
         self._lost = lost
+        # Keep the engine of all ranks: the run returns to it when they have rejoined.
         for other in self._engines.keys() - {ranks, tuple(range(self._num_ranks))}:
             self._engines.pop(other).close()
         checkpointer.change_ranks(steps.spec, recovery.ledger)
@@ -325,7 +327,7 @@ class EmulatedCluster:
 
 
 def _remaining(num_ranks: int, lost: frozenset[StageRank]) -> _Ranks:
-    """Returns the expert ranks that all stages have."""
+    """Returns the expert ranks that are live in every stage."""
     down = {rank for _, rank in lost}
     return tuple(rank for rank in range(num_ranks) if rank not in down)
 
@@ -350,7 +352,7 @@ def _collect(
     checkpointer: Checkpointer,
     names: _Ranks,
 ) -> Recovered:
-    """Collects the state on the host, with that of lost ranks from copies."""
+    """Copies the state to the host, and fills in the slices of lost ranks from copies."""
     parts = (replace(state, slots={}), state.slots if lost_ranks else {})
     specs = (replace(old.specs, slots={}), old.specs.slots if lost_ranks else {})
     host, slots = host_stages(parts, old.live, specs, lost_ranks)
@@ -371,7 +373,7 @@ def _collect(
 
 
 def _change(state: TrainState, times: Sequence[float], *, is_prepared: bool) -> Reconfiguration:
-    """Computes the cost of a move by way of the host."""
+    """Computes the cost of a move through host memory."""
     plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise(times))
     return Reconfiguration(
         is_prepared, plan_ms, compile_ms, move_ms, sum(leaf.nbytes for leaf in jax.tree.leaves(state))
@@ -379,7 +381,7 @@ def _change(state: TrainState, times: Sequence[float], *, is_prepared: bool) -> 
 
 
 def _changed_text(changed: Mapping[str, Sequence[str]]) -> str:
-    """Formats which workers or ranks changed, by how.
+    """Formats which workers or ranks failed and rejoined.
 
     >>> _changed_text({"failed": ["0:1", "1:1"], "rejoined": []})
     '0:1, 1:1 failed'
@@ -394,10 +396,10 @@ def _cost_text(change: Reconfiguration) -> str:
 
 
 def _changed_names(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:
-    """Names the ranks that fail or rejoin."""
+    """Returns the names of the ranks that fail or rejoin, by what they do."""
     return {"failed": _rank_names(lost - before), "rejoined": _rank_names(before - lost)}
 
 
 def _rank_names(ranks: Collection[StageRank]) -> list[str]:
-    """Names expert ranks as settings do, in order."""
+    """Returns the names of expert ranks as in settings, in order."""
     return [f"0:{stage} rank {rank}" for stage, rank in sorted(ranks)]

@@ -1,7 +1,7 @@
-"""A run in one process as ``TrainLoop`` takes it: emulated workers, checkpoints, and the record.
+"""The parts that ``TrainLoop`` needs for a run in one process: emulated workers, checkpoints, and the record.
 
-``EmulatedWorkers`` is who is live. ``RunCheckpoints`` keeps the states, and ends a run whose state is of no use. Both
-write to the ``RunRecord``.
+``EmulatedWorkers`` knows the live workers. ``RunCheckpoints`` saves states, and ends a run whose state is not finite or
+not valid. Both write to the ``RunRecord``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,12 +36,12 @@ _REMEDY = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConf
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The record of a run and its display.
+    """The record of a run, and its display.
 
     Attributes:
-        directory: its run directory.
-        progress: its progress on the terminal.
-        utilization: share of a peak that the run reaches.
+        directory: run directory.
+        progress: display on the terminal.
+        utilization: computes the run's MFU.
     """
 
     directory: RunDirectory
@@ -55,14 +55,14 @@ class RunRecord:
         self.progress.update(record)
 
     def plan(self, step: int, steps: Steps) -> None:
-        """Writes the plan that runs from the next iteration on; a single worker has none."""
+        """Writes the plan that runs from the next iteration on; a single worker has no plan."""
         if not steps.spec.is_single_worker:
             self.directory.log_event("plan", step, **plan_facts(steps))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunCheckpoints(StateStore):
-    """The checkpoints of a run, and the errors that end it.
+    """The checkpoints of a run, and the errors that end the run.
 
     Attributes:
         experiment: settings of the run.
@@ -70,7 +70,7 @@ class RunCheckpoints(StateStore):
         cluster: live workers.
         checkpointer: writer of checkpoints and snapshots.
         record: record of the run.
-        train: batches of the training split, whose position a checkpoint holds.
+        train: loader of the training split, whose position is saved in checkpoints.
     """
 
     experiment: Experiment
@@ -81,44 +81,44 @@ class RunCheckpoints(StateStore):
     train: Loader
 
     def record_window(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:  # noqa: ARG002
-        """Counts the tokens of every expert, for the choice of those to save."""
+        """Counts every expert's token updates, which decide what the next checkpoint saves."""
         for record in records:
             self.checkpointer.count(record)
 
     def check(self, record: dict[str, Any]) -> None:
-        """Raises RunError if a placement was not sound or a number is not finite."""
+        """Raises RunError if the placement is invalid, or the loss or the gradient's norm is not finite."""
         self._check_placed(record["step"], record.get("invalid_placement"))
         self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
 
     def is_due(self, done: int) -> bool:
-        """Whether a checkpoint is due, as it is at the end of every invocation that stops early."""
+        """Returns whether a checkpoint is due; one is always due at ``stop_at``."""
         every, num_steps = self.experiment.checkpoint.every, self.experiment.num_steps
         return is_due(done, every, num_steps) or done == self.options.stop_at
 
     def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
-        """Begins a checkpoint, unless its state is of no use."""
-        # A record holds the loss and the placement before the update; a checkpoint holds those after it.
+        """Begins a checkpoint; raises RunError if the state is not finite or its placement is invalid."""
+        # The records have the loss and placement before the update, but a checkpoint has the state after it.
         self._check_placed(done, _invalid_placement(state, self.experiment.experts.num_classes))
         self._check_finite(done, loss_after=evaluate())
         self.follow(wait=True)  # one at a time
         self._save(state, done, full=done in (self.experiment.num_steps, self.options.stop_at))
 
     def fail_on_data_error(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
-        """Saves the last iteration, and raises RunError."""
+        """Saves the last iteration, then raises RunError."""
         if state is not None:
-            if self.options.hosts.count == 1:  # no host holds a whole state where there are several
+            if self.options.hosts.count == 1:  # of several hosts, none holds a whole state
                 self.save_last(state, done)
             self.record.directory.log_event("data_unreadable", done, error=str(error))
         raise RunError(f"{error}: stopped; {self.advice()}, {_MENDED}") from error
 
     def follow(self, *, wait: bool) -> None:
-        """Reports the checkpoint in progress; one that failed is tried again, or left to the next.
+        """Reports the checkpoint in progress. A failed one is repeated, or given up until the next is due.
 
         Args:
             wait: whether to wait until it is written.
 
         Raises:
-            RunError: its values are not finite.
+            RunError: the values of the checkpoint are not finite.
         """
         lines = self.checkpointer.follow(wait=wait)
         if self.checkpointer.is_spoilt:
@@ -129,14 +129,14 @@ class RunCheckpoints(StateStore):
             self.record.progress.saved(self.checkpointer.newest)
 
     def save_last(self, state: TrainState, done: int) -> None:
-        """Saves the last iteration of an invocation, on all hosts, unless it is saved."""
+        """Saves the last iteration of an invocation, on all hosts, unless it is saved already."""
         self.follow(wait=True)
         if self.options.hosts.broadcast(done not in checkpoint_steps(self.record.directory.checkpoints_path)):
             self._save(state, done, full=True)
             self.follow(wait=True)
 
     def finish(self) -> None:
-        """Waits for the last checkpoint while attempts are left; raises RunError if it is not saved."""
+        """Waits for the last checkpoint with all its attempts; raises RunError if it was not saved."""
         while self.checkpointer.is_busy:
             self.checkpointer.wait(1.0)
             self.follow(wait=False)
@@ -144,13 +144,13 @@ class RunCheckpoints(StateStore):
             self.check_saved()
 
     def check_saved(self) -> None:
-        """Raises RunError if the last checkpoint was not saved, after keeping its state elsewhere."""
+        """Raises RunError if the last checkpoint was not saved, after writing it to a fallback directory."""
         fallback_text = self.checkpointer.keep_unsaved()
         if fallback_text is not None:
             raise RunError(f"the last checkpoint was not saved: stopped; {fallback_text}; {self._newest()}")
 
     def failed(self, error: OSError | RunError) -> RunError:
-        """Returns the error that ends a run, after keeping its unsaved state where that is possible."""
+        """Returns the error that ends a run, after writing its unsaved state to a fallback directory if possible."""
         with suppress(OSError, RunError):
             self.checkpointer.follow(wait=True)
         if isinstance(error, OSError):
@@ -159,7 +159,7 @@ class RunCheckpoints(StateStore):
         return error if fallback_text is None else RunError(f"{error}; {fallback_text}")
 
     def advice(self, remedy: str = "") -> str:
-        """Returns a phrase on what is saved and how to continue, with a remedy if one is given."""
+        """Returns a phrase that says what is saved and how to continue, with a remedy if one is given."""
         fallback_text = self.checkpointer.keep_unsaved()
         if fallback_text is not None:
             return f"{fallback_text}; {self._newest()}" + (f"; resume with {remedy}" if remedy else "")
@@ -204,7 +204,7 @@ def _invalid_placement(state: TrainState, num_classes: int) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class EmulatedWorkers(LiveWorkers):
-    """The workers of an emulated cluster, as they fail and rejoin.
+    """The workers of an emulated cluster, which fail and rejoin.
 
     Attributes:
         experiment: settings of the run.
@@ -212,7 +212,7 @@ class EmulatedWorkers(LiveWorkers):
         cluster: live workers and their engine.
         checkpoints: checkpoints of the run.
         record: record of the run.
-        interrupt: signals that stop it.
+        interrupt: handler of Ctrl-C and SIGTERM.
         last_step: last iteration of this invocation.
     """
 
@@ -226,24 +226,24 @@ class EmulatedWorkers(LiveWorkers):
 
     @property
     def steps(self) -> Steps:
-        """Step functions of the present configuration."""
+        """Step functions of the current configuration."""
         return self.cluster.engine.steps
 
     @property
     def period_ratio(self) -> float:
-        """Planned time of an iteration, as a multiple of that without failures."""
+        """Planned time of an iteration, relative to an iteration without failures."""
         return self.cluster.engine.period_ratio
 
     def next_window_length(self, done: int) -> int:
-        """Number of iterations in the next window, see ``window_length``."""
+        """Returns the next window's length, see ``window_length``; 0 at the end of the invocation."""
         return next_length(self.experiment, self.options, done, self.last_step) if done < self.last_step else 0
 
     def should_stop(self, done: int) -> bool:
-        """Whether the invocation has run its last iteration."""
+        """Returns whether the invocation has run its last iteration."""
         return done >= self.last_step
 
     def begin_window(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:
-        """Reconfigures the run if other workers are live in these iterations."""
+        """Reconfigures the run if workers fail or rejoin in these iterations, or if a better cut is ready."""
         self.checkpoints.checkpointer.snapshot(self.steps.spec, state, first - 1)
         down = self.cluster.change(first, last)
         if down is None:
@@ -272,16 +272,16 @@ class EmulatedWorkers(LiveWorkers):
         return followed.state, True
 
     def compile(self, kind: StepKind) -> None:
-        """Compiles a program on all hosts before one of them runs it: gloo gives up on one that comes 30 s late."""
+        """Compiles a program on all hosts before any host runs it: gloo gives up on a host that is 30 s late."""
         if not self.steps.is_compiled(kind):
             self.steps.compiled(kind)
             self.options.hosts.gather(None)
 
     @contextmanager
     def window(self, first: int, last: int) -> Iterator[None]:
-        """Traces the iterations that the user asked for; no window begins before them and ends among them.
+        """Traces the iterations of ``--profile``; ``next_length`` ends windows where the trace begins and ends.
 
-        Of several hosts, the first traces its own devices.
+        Of several hosts, the first one traces its own devices.
         """
         traced = self.options.profile if self.options.hosts.is_first else None
         path = self.record.directory.path / "profile"
@@ -289,24 +289,24 @@ class EmulatedWorkers(LiveWorkers):
             jax.profiler.start_trace(path)
         with jax.profiler.StepTraceAnnotation("iteration", step_num=first) if traced else nullcontext():
             yield
-        self.interrupt.hold()  # now there is an iteration to be saved
+        self.interrupt.hold()  # only now there is an iteration worth saving: before, a signal ends the run at once
         if traced and last == traced[1]:
             jax.profiler.stop_trace()
             self.record.progress.note(f"profiler trace of iterations {traced[0]}-{traced[1]} in {path}")
 
     def abortable(self) -> AbstractContextManager[None]:
-        """Empty context: no peer is waited for."""
+        """Returns an empty context: emulated workers never wait for a peer."""
         return nullcontext()
 
     def end_window(self, state: TrainState, done: int) -> None:
-        """Reports what happened in the background; raises KeyboardInterrupt, once the run is saved, after a signal."""
+        """Reports background work. After a signal, saves the run and raises KeyboardInterrupt."""
         for reason in self.cluster.background_errors():
             self.record.directory.log_event("compile_failed", done, error=reason)
             self.record.progress.note(f"could not be prepared {reason}")
         self.checkpoints.follow(wait=False)
         if not self.options.hosts.any(self.interrupt.requested):
             return
-        # Saved also where a run has no checkpoints otherwise: --resume needs one.
+        # Save even if the run is set to have no checkpoints: --resume needs one.
         self.record.progress.note(f"saving iteration {done}")
         self.checkpoints.save_last(state, done)
         self.record.directory.log_event("interrupt", done)

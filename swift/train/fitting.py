@@ -1,8 +1,8 @@
-"""Whether a run fits into the memory of its devices, or of this machine where devices are emulated.
+"""Checks whether a run fits into its devices' memory, or this machine's if devices are emulated.
 
-What follows from shapes is told before anything is compiled, and all of it before the first state is made. The account
-is of one iteration: the process itself, a checkpoint's copy and programs compiled ahead come on top. So a run whose
-account is too large does not fit, and one whose account just fits may not.
+The check by shapes comes before anything is compiled, and the check of the compiled program before the first state is
+made. The account covers one iteration. The process itself, a checkpoint's copy and programs that are compiled ahead
+come on top. So a run whose account is too large does not fit, but a run whose account just fits may not either.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from swift.pipeline.reconfigure.engine import Engine
 from swift.pipeline.reconfigure.memory_account import MemoryAccount
 
 _MARGIN_BYTES, _MARGIN_SHARE = 200_000_000, 0.1
-"""Memory that a run takes beside its account, at most: peaks of small and medium runs were 65 to 410 MB above it."""
+"""Margin for memory outside the account: peaks of small and medium runs were 65 to 410 MB above it."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """An account of a run's memory beside the memory that there is.
+    """The memory that a run needs, and the memory that is available.
 
     Attributes:
         experiment: settings of the run.
-        account: what the run takes here.
-        rooms: memories that the run takes it from, all of them: of the devices, or of this machine and its groups.
+        account: memory that the run takes here.
+        rooms: limits that apply, all at once: the devices' memory, or this machine's and its control groups'.
     """
 
     experiment: Experiment
@@ -37,13 +37,13 @@ class Fit:
     rooms: tuple[Room, ...]
 
     def check(self) -> str | None:
-        """Compares both.
+        """Compares the needed memory with the available memory.
 
         Returns:
-            A warning if little is left now; None: there is enough.
+            A warning if too little is free now; None: there is enough.
 
         Raises:
-            SettingError: the run would not fit if nothing else took any.
+            SettingError: the run would not fit even if nothing else used the memory.
         """
         needed = self.account.total
         smallest = min(self.rooms, key=lambda room: room.size + room.swap)
@@ -74,7 +74,7 @@ class Fit:
         return f"{takes} ({breakdown}), and {has}; less with {self._remedies()}"
 
     def _remedies(self) -> str:
-        """Names the settings that make the largest parts smaller, the most effective first."""
+        """Names the settings that save the most memory, the most effective first; the savings are estimates."""
         experiment, account = self.experiment, self.account
         experts, num_ranks = experiment.experts, experiment.topology.num_expert_ranks
         dense, per_micro_batch = account.copies * 2, account.stashes + max(0, account.other_buffers or 0)
@@ -99,15 +99,15 @@ class Fit:
 
 
 def check_shapes(experiment: Experiment, engine: Engine, num_iterations: int) -> None:
-    """Compares what follows from a run's shapes alone with the memory there is.
+    """Checks the memory that follows from a run's shapes alone, before anything is compiled.
 
     Args:
         experiment: settings of the run.
         engine: engine of the run.
-        num_iterations: iterations that run first, as one program.
+        num_iterations: length of the first window.
 
-    Raises:
-        SettingError: it does not fit on the devices of this process.
+        Raises:
+            SettingError: the run does not fit on the devices of this process.
     """
     fit = _by_shape(experiment, engine, num_iterations)
     if fit is not None:
@@ -115,15 +115,15 @@ def check_shapes(experiment: Experiment, engine: Engine, num_iterations: int) ->
 
 
 def check_program(experiment: Experiment, engine: Engine, num_iterations: int) -> str | None:
-    """Compiles the program with which a run begins, and compares all that it takes with the memory there is.
+    """Compiles the run's first program, and checks all the memory that it takes.
 
     Args:
         experiment: settings of the run.
         engine: engine of the run, before any state is on its devices.
-        num_iterations: iterations that run first, as one program.
+        num_iterations: length of the first window.
 
-    Returns:
-        A warning if little is left; None: there is enough, or the system does not say.
+        Returns:
+            A warning if little memory is left; None: there is enough, or the system does not say.
 
     Raises:
         SettingError: the run does not fit on the devices of this process.
@@ -139,18 +139,18 @@ def check_program(experiment: Experiment, engine: Engine, num_iterations: int) -
 
 
 def check_processes(experiment: Experiment, num_here: int, num_processes: int) -> str | None:
-    """Compares what follows from the shapes of a run of processes with the memory of this machine.
+    """Checks a run with several processes, by its shapes, against this machine's memory.
 
-    Each has three states: of the last two iterations, and the one that is computed. What the compiled program takes
-    beside these, gradients and stashes is left out.
+    Each process holds three states: of the last two iterations, and the one that is being computed. Gradients and
+    stashes are counted too, but not the other buffers of the compiled program.
 
     Args:
         experiment: settings of the run.
-        num_here: number of its processes on this machine, which compute on CPUs.
-        num_processes: number of all of its processes.
+        num_here: number of the run's processes on this machine, which compute on CPUs.
+        num_processes: number of all processes of the run.
 
     Returns:
-        A warning if little is left; None: there is enough, or the system does not say.
+        A warning if little memory is left; None: there is enough, or the system does not say.
 
     Raises:
         SettingError: the processes here do not fit.
@@ -174,7 +174,7 @@ def check_processes(experiment: Experiment, num_here: int, num_processes: int) -
 
 
 def _by_shape(experiment: Experiment, engine: Engine, num_iterations: int) -> Fit | None:
-    """Compares what follows from shapes alone; None: the system does not say how much memory there is."""
+    """Makes the account that follows from shapes alone; None if the system does not say how much memory there is."""
     spec, devices = engine.spec, _devices_here(engine)
     device_room = _own_memory(devices)
     rooms = memory_rooms() if device_room is None else (device_room,)
@@ -194,17 +194,17 @@ def _by_shape(experiment: Experiment, engine: Engine, num_iterations: int) -> Fi
 
 
 def _is_window(engine: Engine, num_iterations: int) -> bool:
-    """Whether iterations run as one program, which keeps the state that it began with."""
+    """Whether the iterations run as one program, which keeps the state from before the window."""
     return num_iterations > 1 and engine.steps.main == "window"
 
 
 def _devices_here(engine: Engine) -> list[jax.Device]:
-    """Lists the devices of the run that this process has."""
+    """Lists the run's devices that belong to this process."""
     return [device for device in engine.spec.live.mesh.devices.flat if device.process_index == jax.process_index()]
 
 
 def _own_memory(devices: Sequence[jax.Device]) -> Room | None:
-    """Finds the memory of devices, each of which takes equally much; None: they have none of their own."""
+    """Returns the devices' own memory, of which each takes an equal part; None: they use the host's memory."""
     stats = [device.memory_stats() for device in devices]
     if not stats or not all(stat and "bytes_limit" in stat for stat in stats):
         return None

@@ -1,11 +1,12 @@
-"""The hosts of a run: joining them, agreement among them, and what each of them does alone.
+"""Runs on several hosts: joins them, lets them agree, and divides reading and checking among them.
 
-``join_hosts`` joins them through JAX's own coordination service. Between iterations ``Hosts`` agree: what one finds,
-all act on. What is said goes through the devices of all hosts, so all have to say something, in the same order. A host
-that is gone leaves the others waiting: JAX's heartbeats end them, see ``swift.cli.processes``.
+``join_hosts`` joins the hosts through JAX's coordination service. Between iterations ``Hosts`` exchanges values, so
+that all hosts act on what one has found. The values travel through the devices of all hosts, so every host has to make
+the same calls in the same order. If a host dies, the others wait for it until JAX's heartbeats end them, see
+``swift.cli.processes``.
 
-Each host reads its own part of every batch, and checks an equal part of a checkpoint's files. Settings that work on one
-host only so far are refused before anything has started.
+Each host reads its own part of every batch, and checks an equal part of a checkpoint's files. Settings that only work
+on one host so far are refused before anything starts.
 """
 
 import ipaddress
@@ -35,19 +36,19 @@ from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.topology import Topology, worker_names
 
 _SEEN_S = 30.0
-"""Seconds in which a new file has to be seen on all hosts."""
+"""Seconds within which all hosts must see a new file in a shared directory."""
 _JOINING_S, _SILENCE_S = 60, 20
-"""Seconds until all hosts have to have joined, and after which a silent host counts as dead."""
+"""Seconds within which all hosts must join, and seconds after which a silent host counts as dead."""
 _ONE_HOST = "works on one host only so far"
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run, from the side of one of them.
+    """Communication among the hosts of a run; with a single host every method is trivial.
 
     Attributes:
         count: number of hosts.
-        index: number of this one, from 0; the first one keeps the record.
+        index: number of this host, from 0; host 0 keeps the run's record.
     """
 
     count: int = 1
@@ -55,13 +56,14 @@ class Hosts:
 
     @property
     def is_first(self) -> bool:
-        """Whether this host keeps the record."""
+        """Whether this is host 0, which keeps the run's record."""
         return self.index == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Tells all hosts a value that JSON can hold; returns those of all hosts, in their order."""
+        """Collects a JSON-serializable value from every host; returns the list of values, by host, on all hosts."""
         if self.count == 1:
             return [value]
+        # A collective needs arrays of one shape on all hosts: exchange the sizes first, then pad.
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         sizes = multihost_utils.process_allgather(np.int32(text.size)).reshape(-1)
         padded = np.zeros(int(sizes.max()), np.uint8)
@@ -70,19 +72,19 @@ class Hosts:
         return [json.loads(row[:size].tobytes()) for row, size in zip(texts, sizes.tolist(), strict=True)]
 
     def broadcast(self, value: Any) -> Any:
-        """Tells all hosts what the first one has, which JSON can hold; returns that."""
+        """Broadcasts a JSON-serializable value from host 0 and returns it on every host."""
         return self.gather(value)[0]
 
     def any(self, value: bool) -> bool:
-        """Returns whether something is so on any host."""
+        """Returns whether the value is true on any host."""
         return value if self.count == 1 else bool(multihost_utils.process_allgather(np.bool_(value)).any())
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Context of what each host does by itself, which succeeds on all of them or fails on all of them.
+        """Makes a block of local work succeed on all hosts or fail on all hosts.
 
         Raises:
-            SettingError, RunError: what this host raised, or what another one did, with its number.
+            SettingError, RunError: this host's own error, or another host's error with that host's number.
         """
         error: SettingError | RunError | None = None
         try:
@@ -99,7 +101,7 @@ class Hosts:
             raise error or _error(*next((host, fields) for host, fields in enumerate(errors_by_host) if fields))
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Raises SettingError on all hosts unless all have the same facts; values are JSON."""
+        """Raises SettingError on all hosts unless all have the same facts, JSON values by name."""
         everyone = self.gather(dict(facts))
         for host, theirs in enumerate(everyone):
             for name in sorted(everyone[0].keys() | theirs.keys()):
@@ -110,7 +112,7 @@ class Hosts:
                     raise SettingError(f"host {host}: {name}", theirs.get(name), allowed)
 
     def check_shared(self, directory: Path) -> None:
-        """Raises SettingError on all hosts unless all see the same directory, which is there on the first."""
+        """Raises SettingError on all hosts unless all see host 0's directory, as on a network file system."""
         if self.count == 1:
             return
         (name, *_) = self.gather(f".seen-by-hosts-{secrets.token_hex(8)}")
@@ -120,7 +122,7 @@ class Hosts:
                 if self.is_first:
                     _touch(mark)
             with self.all_or_none():
-                while not mark.exists():  # a network file system may take its time
+                while not mark.exists():  # a network file system may show new files late
                     if time.monotonic() > until:
                         allowed = "is not the directory that host 0 has: all hosts need one that they share"
                         raise SettingError("--run-dir", str(directory), allowed)
@@ -130,14 +132,14 @@ class Hosts:
                 mark.unlink(missing_ok=True)
 
     def separate(self) -> None:
-        """Leaves the other hosts, which do the same now: then each may end when it likes."""
+        """Shuts down the group of hosts; all hosts call this together, and each may then end when it likes."""
         if self.count > 1:
-            self.gather(None)  # what another one does before may take longer than JAX waits
+            self.gather(None)  # wait here first: another host may still work for longer than JAX's shutdown waits
             jax.distributed.shutdown()
 
 
 SINGLE_HOST = Hosts()
-"""A run on one host."""
+"""The hosts of a run on one host."""
 
 
 def _fields(error: SettingError | RunError) -> list[str]:
@@ -163,13 +165,13 @@ def _touch(path: Path) -> None:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """The place of this process among the hosts of a run.
+    """The settings with which this process joins the hosts of a run.
 
     Attributes:
-        coordinator: address HOST:PORT on which host 0 listens; None: JAX finds it in the surroundings (Slurm, Open MPI,
-            TPU virtual machines, Kubernetes).
-        count: number of hosts; None: as the surroundings say.
-        index: number of this host, from 0; None: as the surroundings say.
+        coordinator: address HOST:PORT on which host 0 listens; None: JAX detects the cluster (Slurm, Open MPI, TPU
+            virtual machines, Kubernetes).
+        count: number of hosts; None: as the cluster says.
+        index: number of this host, from 0; None: as the cluster says.
     """
 
     coordinator: str | None = None
@@ -178,10 +180,10 @@ class HostSettings:
 
 
 def own_devices(topology: Topology, place: HostSettings) -> int:
-    """Returns the number of devices that each host has to emulate.
+    """Returns the number of devices that each host emulates.
 
     Raises:
-        SettingError: the hosts cannot have equally many, or their number is not known.
+        SettingError: the devices do not divide evenly over the hosts, or the number of hosts is not known.
     """
     if place.count is None:
         raise SettingError("--num-hosts", None, "has to be given where devices are emulated, each host's share of them")
@@ -192,15 +194,15 @@ def own_devices(topology: Topology, place: HostSettings) -> int:
 
 
 def join_hosts(place: HostSettings) -> Hosts:
-    """Joins the other hosts, before JAX has started; the devices of all of them are then ``jax.devices()``.
+    """Joins the other hosts; ``jax.devices()`` then lists the devices of all hosts. Call it before JAX has started.
 
-    Host 0 and gloo listen at the address of the coordinator alone, or that from which this host reaches it. JAX ends
-    the process with an abort, and a page of its own, where joining is not possible, and later where a host dies.
+    Host 0 listens on the coordinator's address only, and gloo on the address from which this host reaches it. If
+    joining fails, or a host dies later, JAX aborts the process and prints a long report of its own.
 
     Raises:
-        SettingError: the surroundings do not say where the other hosts are, or host 0 cannot listen there.
+        SettingError: the cluster does not say where the other hosts are, or host 0 cannot listen there.
     """
-    # On by default: it catches SIGTERM, which then has no effect until a run holds it back (``swift.train.Interrupt``).
+    # On by default, this service catches SIGTERM: before ``swift.train.Interrupt`` is active, SIGTERM would do nothing.
     jax.config.update("jax_enable_preemption_service", False)
     place, devices = (place, None) if place.coordinator else _place_by_surroundings(place)
     address = place.coordinator
@@ -219,7 +221,7 @@ def join_hosts(place: HostSettings) -> Hosts:
             place.index,
             local_device_ids=devices,
             cluster_detection_method="deactivate",
-            coordinator_bind_address=listening,  # all addresses of the machine otherwise
+            coordinator_bind_address=listening,  # by default it listens on all of the machine's addresses
             initialization_timeout=_JOINING_S,
             heartbeat_timeout_seconds=_SILENCE_S,
         )
@@ -230,7 +232,7 @@ def join_hosts(place: HostSettings) -> Hosts:
 
 
 def _place_by_surroundings(place: HostSettings) -> tuple[HostSettings, list[int] | None]:
-    """Returns the place that the surroundings say, and the devices that this process takes; None: all it sees."""
+    """Detects how to join from the cluster, and the devices that this process takes; None: all that it sees."""
     try:
         address, count, index, devices = find_group(place.count, place.index, _JOINING_S)
         lacking = [
@@ -249,10 +251,10 @@ def _place_by_surroundings(place: HostSettings) -> tuple[HostSettings, list[int]
 
 
 def shares_machine(environment: Mapping[str, str]) -> bool:
-    """Whether Slurm or Open MPI has started several tasks on this machine, which then have a device each.
+    """Whether Slurm or Open MPI has started several tasks on this machine, so that each must take one device.
 
-    JAX gives every task of theirs one device, even the only one of its machine. A task to which the scheduler shows
-    fewer devices than there are tasks has its own, and takes all that it sees.
+    By default JAX gives every such task one device, even if it is alone on its machine. If the scheduler shows a task
+    fewer devices than there are tasks, they are the task's own, and it takes all of them.
     """
     per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
     if "SLURM_PROCID" in environment:
@@ -266,14 +268,14 @@ def shares_machine(environment: Mapping[str, str]) -> bool:
 
 
 def _tell_of_loopback(coordinator: str, local_address: str) -> None:
-    """Says on stderr that this machine gives the coordinator's name a loopback address; shown where joining fails."""
+    """Notes on stderr that the coordinator's name resolves to a loopback address here; shown if joining fails."""
     host = coordinator.rpartition(":")[0]
     if ipaddress.ip_address(local_address).is_loopback and not host.startswith(("127.", "[::1]", "localhost")):
         print(f"{JOINING_NOTE}{host} is a loopback address on this machine, which others do not reach", file=sys.stderr)
 
 
 def check_hosts(experiment: Experiment, done: int) -> None:
-    """Raises SettingError for what several hosts cannot run.
+    """Raises SettingError for settings that only work on one host so far.
 
     Args:
         experiment: settings of the run.
@@ -291,7 +293,7 @@ def check_hosts(experiment: Experiment, done: int) -> None:
 
 
 def check_all_compute(experiment: Experiment, done: int, num_hosts: int) -> None:
-    """Raises SettingError if all workers of a host are down at some time: it would have no part in any program.
+    """Raises SettingError if all workers of a host are down at some iteration: it would take part in no program.
 
     Args:
         experiment: settings of the run.
@@ -315,19 +317,19 @@ def check_all_compute(experiment: Experiment, done: int, num_hosts: int) -> None
 
 
 def checked_by_all(directory: Path, hosts: Hosts) -> Verifier:
-    """Has each of several hosts check some files of the newest checkpoint, and tell the others.
+    """Verifies the newest checkpoint on all hosts together: each checks an equal part of the files.
 
     Args:
         directory: directory of all checkpoints of a run, at least one.
         hosts: hosts of the run.
 
     Returns:
-        A checker that knows what all have found; of one host alone, one that has looked at nothing yet.
+        A verifier with the findings of all hosts. On a single host it is empty, and checks files when they are needed.
     """
     checker, findings = Verifier(directory), list[Any]()
     if hosts.count > 1:
         path = checkpoint_path(directory, hosts.broadcast(committed_steps(directory)[-1:])[0])
-        with suppress(SettingError):  # a checkpoint without a sound manifest is passed over
+        with suppress(SettingError):  # without a sound manifest there is nothing to check: the restore passes it over
             findings = checker.check_equal_part(read_manifest(path, "checkpoint"), hosts.index, hosts.count)
         for host_findings in hosts.gather(findings):
             checker.adopt(host_findings)
@@ -336,21 +338,21 @@ def checked_by_all(directory: Path, hosts: Hosts) -> Verifier:
 
 @dataclass(frozen=True)
 class LocalSequences:
-    """Batches of which only those sequences are read that this host's devices compute on; the others are padding.
+    """Batches in which only the sequences of this host's devices are read; the other sequences are padding.
 
     Attributes:
         loader: batches of a split.
-        steps: returns the present step functions.
+        steps: returns the current step functions, which know the sequences.
     """
 
     loader: Loader
     steps: Callable[[], Steps]
 
     def batch(self, step: int) -> Batch:
-        """Loads this host's part of the batch of an iteration, see ``Loader.batch``."""
+        """Loads this host's part of an iteration's batch, see ``Loader.batch``."""
         return self.loader.batch(step, self.steps().read_here)
 
     @property
     def num_batches_per_epoch(self) -> int:
-        """Number of batches in which every window occurs, rounded up."""
+        """Number of batches in one pass over all windows, rounded up."""
         return self.loader.num_batches_per_epoch

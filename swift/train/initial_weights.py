@@ -1,4 +1,4 @@
-"""A new run that begins with the weights of another, or of a model; all else, also the moments, starts from scratch."""
+"""Starts a new run from another run's or a model's weights; everything else, moments included, starts fresh."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,50 +24,50 @@ _OPTION = "--init-from"
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A model directory that a run begins with; it is verified when it is read."""
+    """A model directory that a run begins with; its files are verified when they are read."""
 
     step: int
     passed_over: tuple[str, ...] = ()
 
 
 _WeightPlan: TypeAlias = RestorePlan | ModelPlan
-"""The weights that a run begins with: a checkpoint's, or those of a model directory."""
+"""The source of a run's first weights: a checkpoint or a model directory."""
 
 
 @dataclass(frozen=True)
 class WeightSource:
-    """A run whose weights another run begins with.
+    """A run whose weights a new run begins with.
 
     Attributes:
-        run_dir: directory of that run; nothing is written to it.
-        experiment: settings of that run, with which its checkpoints are read.
+        run_dir: directory of the source run; nothing is written to it.
+        experiment: settings of the source run, needed to read its checkpoints.
     """
 
     run_dir: Path
     experiment: Experiment
 
     def plan(self, experiment: Experiment) -> _WeightPlan:
-        """Finds the newest intact checkpoint, and verifies it.
+        """Finds and verifies the newest intact checkpoint.
 
         Args:
-            experiment: settings of the run that begins.
+            experiment: settings of the new run.
 
         Raises:
-            SettingError: there is none, or it is of another model.
+            SettingError: there is no intact checkpoint, or it is of another model.
         """
         self.check(experiment)
         with renamed_settings({"checkpoint": _OPTION}):
             return plan_restore(self.run_dir / "checkpoints", self.experiment.identity())
 
     def check(self, experiment: Experiment) -> None:
-        """Raises SettingError if the weights are of another model than that of the run that begins."""
+        """Raises SettingError if the new run has another model than the source."""
         for name, (theirs, ours) in _shapes(self.experiment, experiment).items():
             if theirs != ours:
                 allowed = f"is of another model: its {name} is {theirs}, and here it is {ours}"
                 raise SettingError(_OPTION, str(self.run_dir), allowed)
 
     def parameters(self, plan: _WeightPlan) -> dict[str, Any]:
-        """Loads the weights of a plan, to the host: ``[layer, class, size]`` by group, see ``StepSpec.adopt``."""
+        """Loads a plan's weights to the host: ``[layer, class, size]`` by group, for ``StepSpec.state_from_params``."""
         assert isinstance(plan, RestorePlan)
         theirs = on_storage_mesh(self.experiment).step_spec(storage_mesh(self.experiment.topology))
         with renamed_settings({"checkpoint": _OPTION}):
@@ -75,7 +75,7 @@ class WeightSource:
         return theirs.checkpoint_spec.gather_master_weights(state)
 
     def facts(self, plan: _WeightPlan) -> dict[str, Any]:
-        """Names the origin of the weights, for the record of the run that begins."""
+        """Returns the weights' origin, as fields for the new run's record."""
         assert isinstance(plan, RestorePlan)
         oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
         return {
@@ -88,16 +88,16 @@ class WeightSource:
 
 @dataclass(frozen=True)
 class ModelSource(WeightSource):
-    """A model directory whose weights a run begins with; ``run_dir`` is that directory."""
+    """A model directory whose weights a new run begins with; ``run_dir`` is this directory."""
 
     def plan(self, experiment: Experiment) -> ModelPlan:
-        """Finds the model.
+        """Checks that the model fits the new run, and reads its iteration.
 
         Args:
-            experiment: settings of the run that begins.
+            experiment: settings of the new run.
 
         Raises:
-            SettingError: it is damaged, or of another shape.
+            SettingError: the model is damaged, or of another shape.
         """
         self.check(experiment)
         theirs, ours = (_gates(e.experts) for e in (self.experiment, experiment))
@@ -107,19 +107,19 @@ class ModelSource(WeightSource):
         return ModelPlan(int(load_metadata(self.run_dir, _OPTION).get("step", 0)))
 
     def parameters(self, plan: _WeightPlan) -> dict[str, Any]:
-        """Loads the weights, to the host: ``[layer, class, size]`` by group, in the type of master weights."""
+        """Loads the weights to the host: ``[layer, class, size]`` by group, in the dtype of master weights."""
         del plan
         with renamed_settings({"MODEL": _OPTION}):
             gpt, weights = load_float32(self.experiment, self.run_dir)
         return jax.tree.map(np.asarray, gpt.pack(weights))
 
     def facts(self, plan: _WeightPlan) -> dict[str, Any]:
-        """Names the origin of the weights, for the record of the run that begins."""
+        """Returns the weights' origin, as fields for the new run's record."""
         return {"run": str(self.run_dir), "of_step": plan.step, "oldest_expert": plan.step, "passed_over": []}
 
 
 def _shapes(theirs: Experiment, ours: Experiment) -> Mapping[str, tuple[Any, Any]]:
-    """Settings on which the shapes and types of the weights depend, of both runs."""
+    """Returns the settings that determine the weights' shapes and dtypes, for both runs."""
     return {
         "ModelConfig": (_weights_shape(theirs.model), _weights_shape(ours.model)),
         "vocabulary": (theirs.vocab_size, ours.vocab_size),
@@ -129,13 +129,16 @@ def _shapes(theirs: Experiment, ours: Experiment) -> Mapping[str, tuple[Any, Any
 
 
 def _weights_shape(model: ModelConfig) -> ModelConfig:
-    """The part of a shape on which weights depend: rotated positions have none; the vocabulary is compared apart."""
+    """Returns the settings that weights depend on.
+
+    With rotary positions no weight depends on the sequence length. The vocabulary is compared separately.
+    """
     length = 1 if model.positions == "rope" else model.sequence_length
     return replace(model.explicit, sequence_length=length, vocab_size=None)
 
 
 def _gates(experts: ExpertConfig) -> str:
-    """The settings of a router on which the meaning of its weights depends."""
+    """Formats the router's settings that change what its weights mean, though not their shapes."""
     settings = {
         "top_k": experts.top_k,
         "scores": experts.scores,

@@ -1,4 +1,4 @@
-"""Signals to stop, heeded between iterations: an exception raised at any point can crash XLA, or get lost in it."""
+"""Ctrl-C and SIGTERM, handled between iterations: an exception at any other point can crash XLA or get lost in it."""
 
 import os
 import select
@@ -19,15 +19,15 @@ _SHOW_CURSOR = "\x1b[?25h\n"
 
 
 class Interrupt:
-    """Handler of ``stop_signals`` from ``hold`` on: the first only sets a flag, and the loop stops where it is safe.
+    """Handles ``stop_signals`` after ``hold``: the first signal sets a flag, and the loop stops where that is safe.
 
-    A second signal ends the process at once, as does the time limit. A thread takes care of that, since Python calls no
-    handler while the main thread is in XLA. Its last line goes to what stderr was when signals were first held, since a
-    display may catch stderr later. A context manager, which restores the previous handlers.
+    A second signal or the time limit ends the process at once. A thread sees to that, since Python calls no signal
+    handler while the main thread is in XLA. The thread writes its last line to the stderr of the time of ``hold``, as a
+    display may redirect stderr later. A context manager, which restores the previous handlers.
 
     Args:
         limit_s: seconds from the first signal to the end of the process; None: no limit.
-        answer: function that a thread calls at the first signal, also while the main thread compiles.
+        answer: function that a thread calls at the first signal, even while the main thread compiles.
     """
 
     def __init__(self, limit_s: float | None = None, answer: Callable[[], None] = lambda: None) -> None:
@@ -53,12 +53,12 @@ class Interrupt:
         self._previous = {}
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt where a signal has come."""
+        """Raises KeyboardInterrupt if a signal has arrived."""
         if self.requested:
             raise KeyboardInterrupt
 
     def hold(self) -> Self:
-        """Starts to hold signals back; before, the first one has its usual effect."""
+        """Starts to hold signals back; until then, a signal has its usual effect."""
         if self._is_held or threading.current_thread() is not threading.main_thread():
             return self  # Python allows no other thread to set handlers
         self._is_held = True
@@ -76,7 +76,7 @@ class Interrupt:
         self.requested = True
 
     def _watch(self) -> None:
-        """Reads numbers of signals as they arrive, until the pipe is closed."""
+        """Reads signal numbers from the wakeup pipe until it is closed."""
         is_first, deadline = True, float("inf")
         while True:
             wait_s = max(0.0, deadline - time.monotonic())
@@ -85,19 +85,19 @@ class Interrupt:
             number = os.read(self._reader, 1)
             if not number:
                 return
-            if number[0] not in self._previous:  # another signal, such as that of a resized terminal
+            if number[0] not in self._previous:  # any signal is written here, such as SIGWINCH of a resized terminal
                 continue
             if not is_first:
                 self._end("swift: ended at once", INTERRUPTED)
             is_first, self.requested = False, True
-            # In a thread of its own: an answer that is never read must not outlast the time limit.
-            with suppress(RuntimeError):  # no more threads are allowed: the second signal and the limit still count
+            # In a thread of its own: an answer that nobody reads may block, and must not outlast the time limit.
+            with suppress(RuntimeError):  # no thread can be started: the second signal and the limit still work
                 threading.Thread(target=self._answer, name="answer", daemon=True).start()
             if self._limit_s is not None:
                 deadline = time.monotonic() + self._limit_s
 
     def _end(self, reason: str, code: int) -> NoReturn:
-        """Ends the process from any thread. The next run removes files with temporary names."""
+        """Ends the process from any thread. The next run removes the temporary files that are left."""
         if self._stderr is not None:
             if os.isatty(self._stderr):
                 reason = f"{_SHOW_CURSOR}{reason}"  # a live display hides it

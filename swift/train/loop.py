@@ -1,8 +1,9 @@
-"""The training loop, the same for emulated and for real failures.
+"""The training loop, shared by runs with emulated and with real failures.
 
-A window of iterations runs as one program while the batches of the next one are read; then its records are written, and
-what is due after it is evaluated and saved. Three parts are handed in: who is live, who keeps states, and who records.
-The rules of windows are here, too: how long one may be, and whether each stage's state survives into the next.
+A window of iterations runs as one program while the host reads the batches of the next window. After each window the
+loop writes the records, and evaluates and saves if that is due. The caller supplies the live workers, the state store
+and a function that writes records. This module also has the rules of windows: how long a window may be, and whether
+every stage's state survives into the next one.
 """
 
 import time
@@ -28,59 +29,59 @@ from swift.train.records import Batches, mean_loss, plan_record, step_record
 
 
 class LiveWorkers(Protocol):
-    """The workers that run the iterations, and how far they run."""
+    """The workers that run the iterations, and the rule for how far they run."""
 
     @property
     def steps(self) -> Steps:
-        """Step functions on the present mesh."""
+        """Step functions on the current mesh."""
 
     @property
     def period_ratio(self) -> float:
-        """Planned time of an iteration, as a multiple of that without failures."""
+        """Planned time of an iteration, relative to an iteration without failures."""
 
     def next_window_length(self, done: int) -> int:
-        """Number of iterations in the window after ``done`` iterations; 0 at the end of the run."""
+        """Returns the length of the next window after ``done`` iterations; 0 at the end of the run."""
 
     def should_stop(self, done: int) -> bool:
-        """Whether the loop ends after ``done`` iterations."""
+        """Returns whether the loop ends after ``done`` iterations."""
 
     def begin_window(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:
-        """Prepares for the iterations ``first`` to ``last``.
+        """Prepares the mesh and state for the iterations ``first`` to ``last``.
 
         Args:
-            state: state before them; given up.
+            state: state before the window; consumed.
             first: first iteration of the window, from 1.
             last: last iteration of the window.
 
         Returns:
-            The state on the mesh that runs them, and whether that is another mesh than before.
+            The state on the mesh that runs the window, and whether the mesh has changed.
         """
 
     def compile(self, kind: StepKind) -> None:
-        """Compiles a program unless it was before; no part of what may have to wait for a peer."""
+        """Compiles a program unless it is compiled already; never waits for a peer, so needs no ``abortable``."""
         self.steps.compiled(kind)
 
     def window(self, first: int, last: int) -> AbstractContextManager[None]:
-        """Context of a window, from its compilation to its results."""
+        """Context manager for a window, from its compilation to its results."""
 
     def abortable(self) -> AbstractContextManager[None]:
-        """Context of whatever may have to wait for a peer."""
+        """Context manager for work that may wait for a peer, and must end if the peer is dead."""
 
     def end_window(self, state: TrainState, done: int) -> None:
-        """Ends a window, with its state, once all that was due after it is done."""
+        """Ends a window, once everything due after it has been evaluated and saved."""
 
 
 class StateStore(Protocol):
-    """Keeps states that outlive the devices, and refuses those that must not be kept."""
+    """Stores states so that they survive a lost device, and rejects states that must not be kept."""
 
     def record_window(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
-        """Notes the state after a window and the records of its iterations, before anything else is done with them."""
+        """Takes the state after a window and the window's records, before the loop writes or saves anything."""
 
     def check(self, record: dict[str, Any]) -> None:
-        """Raises RunError if the record is of an iteration that must not count."""
+        """Raises RunError if a record shows that its iteration must not count, such as a loss that is not finite."""
 
     def is_due(self, done: int) -> bool:
-        """Whether the state after ``done`` iterations is to be saved."""
+        """Returns whether the state after ``done`` iterations is to be saved."""
 
     def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
         """Saves a state.
@@ -88,11 +89,11 @@ class StateStore(Protocol):
         Args:
             state: state after ``done`` iterations.
             done: iterations done.
-            evaluate: computes the loss of that state on one batch of the validation split.
+            evaluate: computes the state's loss on one batch of the validation split.
         """
 
     def fail_on_data_error(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
-        """Ends the run where its data cannot be read any more.
+        """Ends a run whose data can no longer be read.
 
         Args:
             state: state after ``done`` iterations; None if the loop has run none.
@@ -102,7 +103,7 @@ class StateStore(Protocol):
 
 
 class _Prefetched(NamedTuple):
-    """The batches of the next window, or why they cannot be read, and the seconds that reading them took."""
+    """The batches of the next window, or the reason why they cannot be read, and the reading time in seconds."""
 
     batches: list[Batch]
     error: str | None = None
@@ -110,7 +111,7 @@ class _Prefetched(NamedTuple):
 
 
 class _Times(NamedTuple):
-    """Seconds of an iteration, and those of them in which batches were read."""
+    """Duration of an iteration, and the host's time within it for reading batches, s."""
 
     step_s: float
     input_s: float
@@ -118,16 +119,17 @@ class _Times(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainLoop:
-    """The iterations of a run, or of one generation of its processes.
+    """Runs a run's iterations, or those of one generation of processes.
 
     Attributes:
         experiment: settings of the run.
         train: batches of the training split.
         validation: batches of the validation split.
         live: the workers that run the iterations.
-        state_store: store of the states.
+        state_store: where states are kept.
         record: writes the record of one iteration.
-        reads_own: whether ``train`` reads only what the present workers of this process compute on.
+        reads_own: whether ``train`` reads only the sequences of this process's current workers. Batches are then read
+            again after the mesh has changed.
     """
 
     experiment: Experiment
@@ -142,7 +144,7 @@ class TrainLoop:
         """Runs windows until the live workers end the loop.
 
         Args:
-            state: state after ``done`` iterations; given up.
+            state: state after ``done`` iterations; consumed.
             done: iterations done.
 
         Returns:
@@ -156,7 +158,7 @@ class TrainLoop:
                 self.state_store.fail_on_data_error(state if done > start else None, done, DataError(error))
             first, last = done + 1, done + len(batches)
             state, is_moved = self.live.begin_window(state, first, last)
-            if is_moved and self.reads_own:
+            if is_moved and self.reads_own:  # these workers need other sequences than the ones read ahead
                 batches, error, again_s = self._read(done)
                 read_s += again_s
                 if error is not None:
@@ -167,7 +169,7 @@ class TrainLoop:
                 )
             done, state = last, outcome.state
             took_s = time.perf_counter() - start_time
-            # A share of this window's own time: that of its batches was spent in the window before.
+            # The next window's reading time belongs to this window: it was spent while this window computed.
             read_s += upcoming.read_s
             records = self._records(outcome, first, _Times(took_s / len(batches), read_s / len(batches)))
             self.state_store.record_window(state, done, records)
@@ -179,12 +181,12 @@ class TrainLoop:
         return done
 
     def finish(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
-        """Writes records, and evaluates and saves what is due after the last of them.
+        """Writes a window's records, and evaluates and saves if that is due after the last one.
 
         Args:
             state: state after ``done`` iterations.
             done: iterations done.
-            records: records to write, in order; none where other processes have them.
+            records: records to write, in order; empty if other processes write them.
 
         Raises:
             DataError: the validation split cannot be read; the records are written.
@@ -192,7 +194,7 @@ class TrainLoop:
         for record in records[:-1]:
             self.state_store.check(record)
             self.record(record)
-        for record in records[-1:]:
+        for record in records[-1:]:  # written below, with the validation loss
             self.state_store.check(record)
         try:
             if is_due(done, self.experiment.eval_every, self.experiment.num_steps):
@@ -207,11 +209,11 @@ class TrainLoop:
             self.save(state, done)
 
     def save(self, state: TrainState, done: int) -> None:
-        """Has the state after ``done`` iterations saved."""
+        """Saves the state after ``done`` iterations."""
         self.state_store.save(state, done, lambda: self.evaluate(state, 1))
 
     def evaluate(self, state: TrainState, num_batches: int) -> float:
-        """Computes the mean loss of a state on the first batches of the validation split, in nats per token."""
+        """Computes a state's mean loss on the first batches of the validation split, in nats per token."""
         steps = self.live.steps
         self.live.compile("evaluate")
 
@@ -222,7 +224,7 @@ class TrainLoop:
         return mean_loss(evaluate, self.validation, num_batches)
 
     def _read(self, done: int) -> _Prefetched:
-        """Reads the batches of the window after ``done`` iterations; an error is raised when the window begins."""
+        """Reads the batches of the window after ``done`` iterations; keeps an error until that window begins."""
         start_time = time.perf_counter()
         try:
             batches = [self.train.batch(step) for step in range(done, done + self.live.next_window_length(done))]
@@ -233,11 +235,12 @@ class TrainLoop:
     def _compute(
         self, state: TrainState, batches: Sequence[Batch], device_batches: Sequence[DeviceBatch], last: int
     ) -> tuple[WindowResult, _Prefetched, list[DeviceBatch]]:
-        """Runs a window, and reads the batches of the next one and puts them on the devices while these compute."""
+        """Runs a window; while the devices compute, reads the next window's batches and moves them to the devices."""
         steps = self.live.steps
         self.live.compile("single" if len(batches) == 1 else steps.main)
         with self.live.abortable():
             device_batches = device_batches or steps.put(batches)
+            # The batches are on the devices already: an implicit transfer here would be a mistake that stalls them.
             with jax.transfer_guard("disallow"):
                 finish = steps.start(state, batches, device_batches)
         upcoming = self._read(last)
@@ -264,14 +267,16 @@ class TrainLoop:
 def window_length(
     window: int, done: int, last_step: int, periods: Collection[int], breaks: Collection[int] = ()
 ) -> int:
-    """Number of iterations that run next as one program: a window, or one if something is due before the window's end.
+    """Returns how many iterations run next as one program: ``window``, or 1 if something is due within the window.
+
+    A window cannot be interrupted. Single iterations lead up to what is due, so that only two programs are compiled.
 
     Args:
         window: K, iterations of a window.
         done: iterations done.
-        last_step: last iteration of this invocation, after which something is due.
-        periods: periods, in iterations, of what is due regularly; 0: never.
-        breaks: iterations after which something else is due.
+        last_step: last iteration of this invocation; a window does not go past it.
+        periods: periods of recurring work, in iterations; 0: never.
+        breaks: other iterations that a window must not go past.
 
     >>> [window_length(3, done, 20, periods=(7, 0)) for done in (0, 3, 6, 7, 18)]
     [3, 3, 1, 3, 1]
@@ -284,7 +289,7 @@ def window_length(
 
 
 def is_due(done: int, every: int, num_steps: int) -> bool:
-    """Whether something is due now that is due every ``every`` iterations and after the last one; 0: never.
+    """Returns whether work is due that recurs every ``every`` iterations and after the last one; 0: never.
 
     >>> [done for done in range(1, 8) if is_due(done, 3, 7)], is_due(7, 0, 7)
     ([3, 6, 7], False)
@@ -300,17 +305,18 @@ def lost_stages(
     chunks: Chunks,
     run_chunks: Chunks,
 ) -> list[int]:
-    """Returns the stages without a live worker, and those that hold a block without one or of which the state is lost.
+    """Returns the stages that cannot go on, without a live worker or with a block whose state is lost.
 
-    A worker may have another's place. A worker that rejoins has copied the state of its stage before any other fails.
+    A worker may stand in for another role than its own. A worker that rejoins has copied its stage's state before any
+    other worker fails.
 
     Args:
         topology: whole cluster.
-        rows: workers and the places that they have had so far.
+        rows: workers and their roles so far.
         before: workers that were down.
         failed: workers that are down from now on.
-        chunks: what the workers hold in these places.
-        run_chunks: what they hold in their own, from now on.
+        chunks: blocks that each role has held so far.
+        run_chunks: blocks that each worker holds in its own role from now on.
     """
     live = set(topology.workers) - failed
     surviving_roles = {row.role for row in rows if row.worker not in failed}
@@ -324,10 +330,10 @@ def lost_stages(
 
 
 def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
-    """Plans for all failures of a list, before anything has run.
+    """Plans for every failure of a list, so that a run is refused before its first iteration.
 
     Raises:
-        SettingError: a stage's state is lost, or there is no plan for some of the failures.
+        SettingError: a stage would lose its state, or there is no plan for some of the failures.
     """
     topology, before, run_chunks = engine.spec.live.topology, frozenset[Worker](), engine.own_chunks
     rows = engine.configure(before).rows

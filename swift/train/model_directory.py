@@ -1,4 +1,4 @@
-"""Model directories: the parameters of a model as plain arrays for one device, without a run's other state."""
+"""Model directories: a model's parameters as plain arrays for one device, without optimizer state or the loader's."""
 
 import hashlib
 import sys
@@ -23,17 +23,17 @@ from swift.train.interrupt import Interrupt
 
 @contextmanager
 def new_model(out: Path) -> Iterator[tuple[Path, Interrupt]]:
-    """Makes the directory of a model, of which an error or a signal leaves nothing.
+    """Makes a model directory atomically: an error or a signal leaves nothing behind.
 
     Args:
         out: directory to make.
 
     Yields:
-        (directory to write to, which is renamed once it is whole; handler of signals, to be asked between arrays).
+        (temporary directory to write to, renamed at the end; signal handler, to be checked between arrays).
 
     Raises:
-        RunError: it cannot be written.
-        KeyboardInterrupt: a signal has come.
+        RunError: the model cannot be written.
+        KeyboardInterrupt: a signal has arrived.
     """
     try:
         with Interrupt(answer=_say_stopping).hold() as interrupt, new_directory(out.absolute()) as directory:
@@ -41,7 +41,7 @@ def new_model(out: Path) -> Iterator[tuple[Path, Interrupt]]:
             interrupt.check()
     except SettingError:
         raise
-    except (OSError, ValueError) as error:  # the system's own, or Orbax's, which wraps those in half a page
+    except (OSError, ValueError) as error:  # ValueError: from Orbax, which wraps the system's error in half a page
         reason = getattr(error, "strerror", None) or first_line(error)
         raise RunError(f"{out}: the model cannot be written: {reason}") from error
 
@@ -51,16 +51,16 @@ def _say_stopping() -> None:
 
 
 def write_model(directory: Path, gpt: GPT, arrays: dict[str, Any], step: int) -> None:
-    """Writes weights as one array per parameter.
+    """Writes weights, one array for each parameter.
 
     Args:
-        directory: directory of ``new_model``.
+        directory: directory from ``new_model``.
         gpt: architecture.
         arrays: parameters by group, layer and name.
-        step: iteration that they are of.
+        step: iteration of the weights.
 
     Raises:
-        OSError, ValueError: they cannot be written.
+        OSError, ValueError: the weights cannot be written.
     """
     save_arrays(directory, arrays, {"step": step, "model": _shape(gpt)})
 
@@ -69,14 +69,14 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
     """Reads a model directory.
 
     Args:
-        experiment: settings of the model; only its shape and the vocabulary matter.
-        path: directory that ``write_model`` has made.
+        experiment: settings of the model; only its shape and vocabulary matter.
+        path: directory that ``write_model`` wrote.
 
-    Returns:
-        (architecture, weights on the host, in the types that they are stored in).
+        Returns:
+            (architecture, weights on the host in their stored dtypes).
 
-    Raises:
-        SettingError: it is not a model directory, one of another shape, or damaged.
+        Raises:
+            SettingError: this is no model directory, or the model has another shape or is damaged.
     """
     gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
     theirs = load_metadata(path, "MODEL").get("model")
@@ -97,24 +97,24 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
 
 
 def load_float32(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
-    """Reads a model directory as ``load_exported`` does, and has the weights ``widened``."""
+    """Reads a model directory as ``load_exported`` does, with the weights ``widened``."""
     gpt, weights = load_exported(experiment, path)
     return gpt, widened(experiment, weights)
 
 
 def widened(experiment: Experiment, weights: Weights) -> Weights:
-    """Widens weights on the host to the type of master weights; those of a wider type are rounded to it."""
+    """Converts host weights to the dtype of master weights, at least float32; rounds weights of a wider dtype."""
     wide = jnp.promote_types(experiment.compute_dtype, jnp.float32)
     return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), weights)
 
 
 def is_model(path: Path) -> bool:
-    """Whether a directory is a model's, not a run's."""
+    """Whether a directory holds a model rather than a run."""
     return (path / MANIFEST).is_file()
 
 
 def check_new(path: Path) -> None:
-    """Raises SettingError if ``--out`` is there already, or cannot be made."""
+    """Raises SettingError if the directory for ``--out`` exists already or cannot be made."""
     try:
         path.mkdir()
         path.rmdir()
@@ -123,7 +123,7 @@ def check_new(path: Path) -> None:
 
 
 def pure(weights: Weights) -> dict[str, Any]:
-    """The parameters as a tree by group, layer and the components of their names."""
+    """Converts weights to nested dicts by group, layer and the components of the parameter names."""
     return {
         name: {layer: nnx.to_pure_dict(state) for layer, state in enumerate(states)} for name, states in weights.items()
     }
@@ -134,7 +134,7 @@ def _shape(gpt: GPT) -> dict[str, Any]:
 
 
 def weights_digest(weights: Any) -> str:
-    """Computes the SHA-256 of weights on the host, with their names."""
+    """Computes the SHA-256 of host weights and their names, to compare hosts."""
     digest = hashlib.sha256()
     for place, leaf in jax.tree_util.tree_leaves_with_path(weights):
         digest.update(f"{jax.tree_util.keystr(place)} {leaf.dtype} {leaf.shape}\n".encode())

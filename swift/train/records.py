@@ -1,6 +1,6 @@
-"""Records of steps and plans, as ``metrics.jsonl`` and ``events.jsonl`` have them, and the summary of a run.
+"""Records of steps and plans for ``metrics.jsonl`` and ``events.jsonl``, and a run's summary.
 
-A step's record is what the devices have measured, and what the plan and the peak of the hardware say about it.
+A step's record combines the metrics from the devices with the planned period and the hardware's peak.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,14 +29,14 @@ from swift.topology import worker_names
 def step_record(
     step: int, metrics: Mapping[str, np.ndarray], step_s: float, spec: StepSpec, input_s: float
 ) -> dict[str, Any]:
-    """Makes the record of one iteration; ``invalid_placement`` says what is wrong with its placement, if anything.
+    """Makes the record of one iteration; its field ``invalid_placement`` is only there if the placement is wrong.
 
     Args:
         step: iterations done, from 1.
-        metrics: metrics of the step, on the host, without their worker dim.
-        step_s: duration of the iteration in seconds.
+        metrics: metrics of the step, on the host, without the worker dimension.
+        step_s: duration of the iteration, s.
         spec: spec of the step, with the workers and expert ranks that took part.
-        input_s: seconds of these in which batches were read, as a rule that of the next iteration.
+        input_s: time within ``step_s`` that the host spent reading batches, usually the next iteration's, s.
     """
     live = spec.live
     popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))
@@ -67,11 +67,11 @@ def step_record(
 
 @dataclass(frozen=True)
 class Utilization:
-    """The share of a peak that a run's own FLOPs are (MFU).
+    """Model FLOPs utilization (MFU): a run's own FLOPs as a share of the hardware's peak.
 
     Attributes:
         flops_per_token: see ``GPT.flops_per_token``.
-        peak_flops: operations per second: of each device, or of a host that all share; None: not known.
+        peak_flops: peak operations per second of each device, or of the host that all ranks share; None: unknown.
         is_shared: whether all ranks share one device or host.
     """
 
@@ -81,7 +81,7 @@ class Utilization:
 
     @classmethod
     def of(cls, spec: StepSpec) -> "Utilization":
-        """Looks up the chip; measures the peak where it is a CPU."""
+        """Looks up the chip's peak; on a CPU, measures it."""
         device = spec.live.mesh.devices.flat[0]
         is_cpu = device.platform == "cpu"
         peak = host_matmul_flops(spec.compute_dtype) if is_cpu else peak_flops(device, spec.compute_dtype)
@@ -89,7 +89,7 @@ class Utilization:
         return cls(spec.gpt.flops_per_token(spec.experts.top_k), peak, is_shared)
 
     def mfu(self, record: Mapping[str, Any]) -> dict[str, float]:
-        """Returns ``mfu`` for the record of an iteration; nothing where the peak is not known."""
+        """Returns the field ``mfu`` for the record of an iteration; no field if the peak is unknown."""
         if self.peak_flops is None:
             return {}
         num_devices = 1 if self.is_shared else record["live_workers"] * record["live_ranks"]
@@ -97,9 +97,9 @@ class Utilization:
 
 
 def plan_facts(steps: Steps) -> dict[str, Any]:
-    """Returns the fields of a pipeline's plan in ``events.jsonl``.
+    """Returns the fields of a pipeline's plan for ``events.jsonl``.
 
-    They are the failed workers, the positions of those that have another's, and the schedule, see ``read_plan``.
+    They are the failed workers, the positions of workers that stand in for others, and the schedule, see ``read_plan``.
     """
     configuration = steps.configuration
     failed = worker_names(configuration.failed)
@@ -111,12 +111,12 @@ def plan_facts(steps: Steps) -> dict[str, Any]:
 
 
 def plan_record(steps: Steps, period_ratio: float, **more: Any) -> dict[str, Any]:
-    """Fields that the plan adds to the record of an iteration; none with a single worker.
+    """Returns the fields that the plan adds to an iteration's record; none with a single worker.
 
     Args:
         steps: step functions of the live workers.
-        period_ratio: planned time of an iteration, as a multiple of that without failures.
-        **more: further fields of a pipeline's record.
+        period_ratio: planned time of an iteration, relative to an iteration without failures.
+        **more: further fields for the record of a pipeline.
     """
     if steps.spec.is_single_worker:
         return {}
@@ -124,23 +124,23 @@ def plan_record(steps: Steps, period_ratio: float, **more: Any) -> dict[str, Any
 
 
 class Batches(Protocol):
-    """The batches of a split by number, as a ``Loader`` has them."""
+    """The batches of a split by number, such as a ``Loader``."""
 
     def batch(self, step: int) -> Batch:
         """Loads a batch, or as much of it as this process needs."""
 
     @property
     def num_batches_per_epoch(self) -> int:
-        """Number of batches in which every window occurs, rounded up."""
+        """Number of batches in one pass over all windows, rounded up."""
 
 
 def mean_loss(evaluate: Callable[[Batch], Sums], validation: Batches, num_batches: int) -> float:
-    """Computes the mean loss of the first batches of a split, in nats per token.
+    """Computes the mean loss on a split's first batches, in nats per token.
 
     Args:
         evaluate: function that returns the sums of one batch.
         validation: batches of the split.
-        num_batches: number of batches at most; no more than a pass over the split.
+        num_batches: most batches to evaluate; at most one pass over the split.
     """
     loss, tokens = 0.0, 0
     for index in range(min(num_batches, validation.num_batches_per_epoch)):
@@ -152,16 +152,17 @@ def mean_loss(evaluate: Callable[[Batch], Sums], validation: Batches, num_batche
 def summarize(experiment: Experiment, directory: RunDirectory, device: str, **more: Any) -> dict[str, Any]:
     """Computes the summary of a run, and writes it if the run has reached its end.
 
-    It is computed from the record, so that a resumed run and an unbroken one have the same.
+    It is computed from the record, so that a resumed run has the same summary as an uninterrupted one.
 
     Args:
         experiment: settings of the run.
         directory: run directory.
-        device: kind of its devices.
+        device: kind of the devices.
         **more: further fields; JSON.
 
     Raises:
-        RunError: the record is damaged, which a run that goes on does not read. All else is done.
+        RunError: the record is damaged. A run in progress does not read it, so this shows only now; the checkpoints are
+            saved.
     """
     try:
         run = read_run(directory.path)

@@ -1,8 +1,8 @@
-"""The state of a run in a checkpoint: its division and shape, reading it on other ranks or stages, and its rescue.
+"""Converts training states to and from checkpoints, for any ranks and stages, and saves them elsewhere if need be.
 
-A checkpoint that cannot be written to its run directory is kept elsewhere until ``--resume`` takes it back. Its
-fallback directory follows from the run alone, since a full or read-only disk cannot hold a note of it. A file there
-names the directory of the run: a run may be moved to another disk, and a copy of a run is another run.
+A checkpoint that cannot be written to its run directory goes to a fallback directory until ``--resume`` takes it back.
+The fallback directory's name is computed from the run, since a full or read-only disk cannot hold a note of it. A file
+in it names the run directory: a run may be moved to another disk, and a copy of a run is another run.
 """
 
 import json
@@ -46,35 +46,35 @@ from swift.pipeline.step.spec import StepSpec
 from swift.runlog.files import EVENTS
 
 _SHAPE = "state_shape"
-"""Name of the state's shape in a manifest."""
+"""Name of the state's shape in a manifest's ``extra``."""
 _MEMORY = Path("/dev/shm")
 _PREFIX, _ORIGIN = "kept-by-swift", "origin"
-"""Beginning of a fallback directory's name, and its file that names the run's directory."""
+"""Prefix of fallback directories, and the file in them that names the run directory."""
 
 
 def split_of(spec: StepSpec) -> StateSplit:
-    """Divides a run's state into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
+    """Divides a run's state into a dense part and experts, in checkpoint layout: one row for every stage."""
     abstract = spec.checkpoint_spec.abstract()
     has_classes = isinstance(spec.layouts.get("expert"), Decoupled)
     return StateSplit(abstract, replace(spec.specs, slots={}), has_classes, spec.cut.counts(is_moe=True))
 
 
 def extra_of(spec: StepSpec, position: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the position of the loader and the shape of the state, which a checkpoint keeps beside the state."""
+    """Returns a manifest's ``extra``: the loader's position and the state's shape."""
     return {"loader": dict(position), _SHAPE: StateShape.of(spec).to_json()}
 
 
 def load_state(directory: Path, plan: RestorePlan, spec: StepSpec) -> TrainState:
-    """Loads a state, whatever ranks, slots and stages the run had that saved it.
+    """Loads a state and converts it, whatever ranks, slots and stages it was saved with.
 
     Args:
         directory: directory of all checkpoints of the run.
         plan: checkpoints to read.
-        spec: spec of the step that continues; its state has one row for every stage in a checkpoint.
+        spec: spec of the step that continues; its checkpoint layout has one row for every stage.
 
-    Returns:
-        The state on the host, without slots. One of several hosts reads only what its devices hold, if the run that
-        saved it had the same shape; the rest is zeros.
+        Returns:
+            The state on the host, without slots. On several hosts, each host reads only what its devices hold if the
+            state was saved in the same shape; the rest is zeros.
 
     Raises:
         SettingError: the arrays are of another model, or have changed since the plan was made.
@@ -92,11 +92,11 @@ def load_newest(directory: Path, identity: Mapping[str, Any], spec: StepSpec) ->
 
     Args:
         directory: directory of all checkpoints of the run.
-        identity: settings that the run has to share with the checkpoint.
+        identity: settings that the run must share with the checkpoint.
         spec: spec of the step that continues.
 
-    Raises:
-        RunError: none is intact.
+        Raises:
+            RunError: no checkpoint is intact.
     """
     if not committed_steps(directory):
         return None
@@ -108,7 +108,13 @@ def load_newest(directory: Path, identity: Mapping[str, Any], spec: StepSpec) ->
 
 
 def to_store(spec: StepSpec, state: TrainState) -> tuple[TrainState, LiveMesh]:
-    """A state without its slots on a mesh whose stages hold what those of a checkpoint do."""
+    """Converts a state to checkpoint layout: the stages of the checkpoint's cut, no slots.
+
+    Blocks only move if the workers hold something else than these stages.
+
+    Returns:
+        The state, and the mesh that it is on.
+    """
     state = replace(state, slots={})
     return (
         (state, spec.live)
@@ -118,7 +124,7 @@ def to_store(spec: StepSpec, state: TrainState) -> tuple[TrainState, LiveMesh]:
 
 
 def put_state(spec: StepSpec, state: TrainState) -> TrainState:
-    """Puts a state on the host, one row for every stage, on the devices of all live workers, with slots."""
+    """Moves a host state in checkpoint layout to the devices of all live workers, and fills their slots."""
     if spec.chunks.matches_stages:
         return spec.fill_slots(spec.live.put_stages(state, replace(spec.specs, slots={})))
     return spec.fill_slots(transfer_to_devices(state, spec.checkpoint_spec, spec))
@@ -138,7 +144,7 @@ def ledger_after(experiment: Experiment, plan: RestorePlan) -> Ledger:
 
 
 def ledger_for(spec: StepSpec, manifest: Manifest, ledger: Ledger) -> Ledger:
-    """Adapts the ledger of a checkpoint to a run that may be of another shape, see ``Ledger.emptied``."""
+    """Adapts a checkpoint's ledger to a run that may have another shape, see ``Ledger.emptied``."""
     is_same = _shape_of(manifest, spec) == StateShape.of(spec)
     return ledger if is_same else ledger.emptied(ledger.k)
 
@@ -148,7 +154,10 @@ def _shape_of(manifest: Manifest, spec: StepSpec) -> StateShape:
 
 
 def check_savable(state: TrainState, step: int, num_classes: int) -> None:
-    """Raises RunError if a state must not replace a sound checkpoint."""
+    """Raises RunError if a state must not replace a sound checkpoint.
+
+    That is a state of mixed iterations, with weights that are not finite, or with an invalid placement.
+    """
     steps = sorted(set(state.step.tolist()))
     if steps != [step]:
         raise RunError(f"the parts are of the state after iteration {steps}, not {step}")
@@ -160,7 +169,7 @@ def check_savable(state: TrainState, step: int, num_classes: int) -> None:
 
 
 def fallback_directories(checkpoints: Path) -> list[Path]:
-    """Returns fallback directories: those for checkpoints of a run that cannot be written to its own, the best first.
+    """Returns the directories for a run's checkpoints that its own directory cannot hold, the best one first.
 
     Args:
         checkpoints: directory of the run's checkpoints.
@@ -175,13 +184,13 @@ def save_fallback(checkpoints: Path, step: int, write: Callable[[Path], object])
     Args:
         checkpoints: directory of the run's checkpoints.
         step: iterations done.
-        write: function that writes it into a directory for checkpoints.
+        write: function that writes the checkpoint into a given directory of checkpoints.
 
-    Returns:
-        A phrase on the directory, and on how to resume from it.
+        Returns:
+            A sentence that names the directory, and says how to resume from it.
 
-    Raises:
-        RunError: none can hold it; the message says why.
+        Raises:
+            RunError: no directory can hold it; the message says why.
     """
     troubles = []
     for fallback in fallback_directories(checkpoints):
@@ -191,7 +200,7 @@ def save_fallback(checkpoints: Path, step: int, write: Callable[[Path], object])
                 raise PermissionError("belongs to somebody else")
             (fallback / _ORIGIN).write_text(f"{checkpoints.resolve()}", encoding="utf-8")
             write(fallback)
-        except Exception as error:  # whatever the reason: the next may hold it
+        except Exception as error:  # whatever the reason: the next directory may work
             troubles.append(f"{fallback}: {' '.join(str(error).split())}")
             if not checkpoint_steps(fallback) and _is_own(fallback):
                 shutil.rmtree(fallback, ignore_errors=True)
@@ -205,16 +214,16 @@ def save_fallback(checkpoints: Path, step: int, write: Callable[[Path], object])
 
 
 def import_fallback(checkpoints: Path) -> list[str]:
-    """Moves a checkpoint that was kept elsewhere to the others of its run, if it is the newest.
+    """Moves a checkpoint from a fallback directory back to its run, if it is the run's newest.
 
     Args:
         checkpoints: directory of the run's checkpoints.
 
     Returns:
-        Lines on checkpoints that were moved or passed over.
+        A line for each checkpoint that was moved or passed over.
 
     Raises:
-        RunError: it still cannot be written.
+        RunError: the checkpoint still cannot be written to the run's directory.
     """
     lines = []
     for fallback in dict.fromkeys((*filter(_is_own, fallback_directories(checkpoints)), *_left_behind(checkpoints))):
@@ -236,7 +245,7 @@ def import_fallback(checkpoints: Path) -> list[str]:
 
 
 def _copy(fallback: Path, checkpoints: Path, step: int) -> None:
-    """Copies a checkpoint and reads the copy back before it counts; raises SettingError if it is damaged."""
+    """Copies a checkpoint, and verifies the copy before it counts; raises SettingError if it is damaged."""
     source = checkpoint_path(fallback, step)
     manifest = read_manifest(source, "checkpoint")
     temporary = begin_save(checkpoints, step)
@@ -248,7 +257,7 @@ def _copy(fallback: Path, checkpoints: Path, step: int) -> None:
             raise SettingError("checkpoint", str(source), f"is damaged: its file {wrong[0]} is not as it was saved")
         assert MANIFEST in digests
         commit_save(checkpoints, step)
-    except shutil.Error as error:  # of several files
+    except shutil.Error as error:  # a list of errors, one for each file
         raise OSError(str(error.args[0][0][2])) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -259,12 +268,12 @@ def _tops() -> list[Path]:
 
 
 def _name(checkpoints: Path) -> str:
-    """Prefix of the names of a run's fallback directories, wherever its directory is."""
+    """Returns the prefix of a run's fallback directories, which does not depend on where the run directory is."""
     return f"{_PREFIX}-{os.getuid()}-{digest(_begun(checkpoints.parent / EVENTS).encode())[:16]}"
 
 
 def _left_behind(checkpoints: Path) -> list[Path]:
-    """Finds the fallback directories of a run that has been moved since."""
+    """Finds the fallback directories of a run that has since been moved."""
     if not _begun(checkpoints.parent / EVENTS):
         return []
     fallbacks = [
@@ -274,7 +283,7 @@ def _left_behind(checkpoints: Path) -> list[Path]:
 
 
 def _is_for(fallback: Path, checkpoints: Path) -> bool:
-    """Whether a fallback directory belongs to this directory or, as far as is known, to it before it was moved."""
+    """Whether a fallback directory was made for this run directory, or for one that no longer exists: it was moved."""
     try:
         origin = Path((fallback / _ORIGIN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -283,7 +292,7 @@ def _is_for(fallback: Path, checkpoints: Path) -> bool:
 
 
 def _is_own(fallback: Path) -> bool:
-    """Whether a directory exists that no other user can have filled."""
+    """Whether a directory exists that only this user can write to: others must not be able to plant a checkpoint."""
     try:
         status = fallback.lstat()
     except OSError:
@@ -292,7 +301,7 @@ def _is_own(fallback: Path) -> bool:
 
 
 def _begun(events: Path) -> str:
-    """Returns the start of a run, so that a new run in an old directory does not take a checkpoint of the old one."""
+    """Returns when a run began: a new run in an old directory must not take the old run's checkpoints."""
     try:
         with events.open("rb") as file:
             return str(json.loads(file.readline()).get("time"))

@@ -1,6 +1,6 @@
-"""The start of a run: its options and directory, the state from which it continues, and the iterations left to do.
+"""The start of a run: its options, its directory, the state to continue from, and the iterations left to do.
 
-An invocation takes the run's directory for itself and finds the newest checkpoint, or the weights to begin with. What
+An invocation acquires the run directory, then finds the newest checkpoint or the weights to begin with. A run that
 cannot be continued is refused before data are loaded or anything is written.
 """
 
@@ -40,24 +40,24 @@ from swift.train.saved_state import import_fallback, load_state, put_state
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options of one invocation of a run, apart from what it computes.
+    """Options of one invocation of a run, besides the experiment's settings.
 
     Attributes:
         run_dir: run directory.
-        config_text: operative configuration, kept in the run directory; empty: as ``config_text`` writes it.
+        config_text: operative configuration, stored in the run directory; empty: as ``config_text`` writes it.
         resume: whether to continue the run in the directory.
-        stop_at: iteration after which to stop early, with a checkpoint; None: no such iteration.
-        profile: (first, last) iteration to trace with the profiler, or None.
+        stop_at: iteration after which to stop early, with a checkpoint; None: run to the end.
+        profile: (first, last) iteration to trace with the profiler; None: no trace.
         prepare: ``next`` plans and compiles ahead for the failure or return of any one worker.
-        stopping_s: seconds from Ctrl-C or SIGTERM to the end of the process, which saves a checkpoint in that time.
-        init_from: run or model whose weights a new run begins with; None: they are drawn with ``Experiment.seed``.
-        log_every: iterations between two lines of progress; None: about ten lines in all, and none on a terminal.
+        stopping_s: seconds that the process may take to end after Ctrl-C or SIGTERM, in which it saves a checkpoint.
+        init_from: run or model whose weights a new run begins with; None: drawn at random with ``Experiment.seed``.
+        log_every: iterations between lines of progress; None: about ten lines in all, and none on a terminal.
         observers: observers of the run besides TensorBoard.
-        series: place of the run among several that run one after the other; None: it is alone.
-        corpora: directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut again.
-        connect: function that connects to input hosts while the index of the corpus is built; None: there are none.
+        series: position of the run in a series of runs; None: a single run.
+        corpora: directory of corpus indexes, see ``find_index``; None: the corpus is read and tokenized again.
+        connect: function that connects to input hosts while the corpus index is built; None: no input hosts.
         plan: function that plans how the corpus is read while its index is built.
-        hosts: hosts that the run is on.
+        hosts: hosts of the run.
     """
 
     run_dir: Path
@@ -89,19 +89,21 @@ _MAY_CHANGE = (
     *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "Experiment.microbatches"),
     "ExpertConfig.slots_per_rank",
 )
-"""Settings that may change when a run is resumed: its length, records, failures, where and how the same sums are
-computed (the loader ensures that the micro-batches of all pipelines together stay), and remedies for a loss that was
-not finite."""
+"""Settings that may change when a run is resumed.
+
+They are the run's length, its records and failures, where and how the same sums are computed (the loader ensures that
+the total number of micro-batches stays), and remedies for a loss that was not finite.
+"""
 
 
 @contextmanager
 def acquire_run(options: TrainOptions) -> Iterator[Lease]:
-    """Takes the run's directory for this process for the block, before anything of it is read.
+    """Acquires the run directory for this process while the block runs; call it before reading anything there.
 
-    A directory that was made for that is removed again if it stays empty.
+    A directory that this call made is removed again if it stays empty.
 
     Raises:
-        SettingError: another process has it, or it cannot be the directory of this run.
+        SettingError: another process owns the directory, or it cannot be the directory of this run.
     """
     run_dir = options.run_dir
     if options.log_every is not None:
@@ -126,13 +128,13 @@ def acquire_run(options: TrainOptions) -> Iterator[Lease]:
 
 @contextmanager
 def made_directory(run_dir: Path) -> Iterator[Callable[[], None]]:
-    """Makes a run's directory for the block, unless it is there; what stays empty of it is removed again.
+    """Makes a run directory if it is missing, and its parents; removes those that are still empty after the block.
 
     Yields:
-        Function that removes what is empty, which is called at the end.
+        The function that removes them, for a caller that has to do so earlier.
 
     Raises:
-        SettingError: it cannot be made.
+        SettingError: the directory cannot be made.
     """
     missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
 
@@ -156,11 +158,11 @@ def _tell(text: str) -> None:
 
 
 def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
-    """Tries a user's own placement policy before a run; tests do it for those of the package.
+    """Tries out a user's placement policy before a run; Swift's own policies are tested instead.
 
     Args:
         experiment: settings of the run.
-        num_ranks: number of expert ranks to place experts on; all of the experiment unless given.
+        num_ranks: number of expert ranks to place experts on; None: as in the experiment.
 
     Raises:
         SettingError: the policy cannot be used.
@@ -182,14 +184,15 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
 
 
 def check_resumable(experiment: Experiment, options: TrainOptions) -> None:
-    """Raises SettingError unless the run directory holds this run, but for settings that may change."""
+    """Raises SettingError unless the directory's run has the same settings, except for those in ``_MAY_CHANGE``."""
     check_same_run(options.run_dir, options.config_text, _MAY_CHANGE, set(defaults_in(experiment)))
 
 
 def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | None:
-    """Finds the newest intact checkpoint, to continue from; None for a new run. Of several hosts, the first chooses.
+    """Finds the newest intact checkpoint to continue from; None for a new run.
 
-    A wrong directory is refused before data are loaded.
+    With several hosts all check a part of the files, and the first host chooses. A wrong directory is refused before
+    data are loaded.
     """
     directory, hosts, start = options.run_dir / "checkpoints", options.hosts, None
     with hosts.all_or_none():
@@ -203,11 +206,11 @@ def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | N
             start = plan_restore(directory, experiment.identity(), checker=checker)
     step = hosts.broadcast(None if start is None else start.step)
     with hosts.all_or_none():
-        return start or plan_restore(directory, experiment.identity(), step, checker)
+        return start or plan_restore(directory, experiment.identity(), step, checker)  # the first host's choice
 
 
 def _check_start(experiment: Experiment, options: TrainOptions, directory: Path) -> None:
-    """Checks that there is something to begin or to resume from, after cleaning up."""
+    """Checks that the run can begin or resume here; cleans up interrupted saves and takes back fallback checkpoints."""
     if not options.resume:
         check_new_run(options.run_dir)
         return
@@ -221,19 +224,19 @@ def _check_start(experiment: Experiment, options: TrainOptions, directory: Path)
 
 
 def needs_summary(experiment: Experiment, options: TrainOptions, done: int) -> bool:
-    """Whether all iterations are done and saved, and only the run's end was not written."""
+    """Whether all iterations are done and saved, and only the summary is missing."""
     return options.resume and done == experiment.num_steps and not (options.run_dir / SUMMARY).exists()
 
 
 def write_summary(experiment: Experiment, options: TrainOptions, lease: Lease, device: str) -> dict[str, Any]:
-    """Writes the end of a run that has nothing left to do, and returns its summary."""
+    """Writes the summary of a run that has nothing else left to do, and returns it."""
     with open_run(experiment, options, experiment.num_steps, lease) as directory:
         directory.log_event("finish", experiment.num_steps)
         return summarize(experiment, directory, device)
 
 
 def check_range(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> None:
-    """Raises SettingError if nothing is left to do, or an option lies outside of what is left."""
+    """Raises SettingError if no iterations are left, or an option names iterations outside the remaining ones."""
     if done >= experiment.num_steps:
         allowed = f"has nothing left to do: it is at iteration {done}; set Experiment.num_steps above that to extend it"
         raise SettingError("--resume", str(options.run_dir), allowed)
@@ -246,20 +249,22 @@ def check_range(experiment: Experiment, options: TrainOptions, done: int, last_s
 
 
 def find_weights(experiment: Experiment, options: TrainOptions) -> RestorePlan | ModelPlan | None:
-    """Finds the weights of another run or of a model that a new run begins with; None: it draws its own."""
+    """Finds the weights of ``options.init_from`` for a new run; None: the run draws its own."""
     return None if options.init_from is None else options.init_from.plan(experiment)
 
 
 def read_start(
     spec: StepSpec, options: TrainOptions, start: RestorePlan | None, weights: RestorePlan | ModelPlan | None
 ) -> TrainState | dict[str, Any] | None:
-    """Reads to the host what the first state is made of, which differs from host to host; None: nothing is read.
+    """Reads the first state, or the weights for it, to host memory; None if the run draws its own weights.
+
+    On several hosts, each host reads what it needs itself.
 
     Args:
         spec: step spec.
         options: options of this invocation.
         start: checkpoint of the run itself; None for a new run.
-        weights: what was found of ``options.init_from``, which a new run begins with; None: there is none.
+        weights: what ``find_weights`` found; None: nothing.
     """
     if start is not None:
         return load_state(options.run_dir / "checkpoints", start, spec)
@@ -267,14 +272,14 @@ def read_start(
 
 
 def begin(experiment: Experiment, spec: StepSpec, read: TrainState | dict[str, Any] | None) -> TrainState:
-    """Makes the state from which the run continues, on the devices of all hosts, of what was read."""
+    """Makes the run's first state on the devices of all hosts, from what ``read_start`` read."""
     if read is None:
         return spec.init(root_key(experiment.seed))
     return put_state(spec, read) if isinstance(read, TrainState) else spec.state_from_params(read)
 
 
 def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Lease) -> RunDirectory:
-    """Makes or reopens the run's directory, which is written to while the lease lasts."""
+    """Creates or reopens the run directory, which may be written to as long as the lease lasts."""
     lease.check()
     changed = changed_settings(options.run_dir, options.config_text) if options.resume else {}
     try:
@@ -297,8 +302,8 @@ def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Le
 def _announce_changes(
     experiment: Experiment, directory: RunDirectory, done: int, changed: Mapping[str, tuple[str | None, str | None]]
 ) -> None:
-    """Records and prints the settings that the run had not had before, and the learning rate that follows from them."""
-    newer = set(defaults_in(experiment))  # settings that an older run lacks are no changes
+    """Records and prints the changed settings of a resumed run, and the learning rate that results."""
+    newer = set(defaults_in(experiment))  # a setting that did not exist when the run began has not changed
     values = {
         name: [text and text.partition("=")[2].strip() for text in (before, now)]
         for name, (before, now) in changed.items()
@@ -318,7 +323,7 @@ def _announce_changes(
 
 
 def next_length(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> int:
-    """Number of iterations that run next as one program, see ``window_length``."""
+    """Returns how many iterations run next as one program, see ``window_length``."""
     first, last = options.profile or (0, 0)
     periods = (experiment.eval_every, experiment.checkpoint.every, experiment.checkpoint.snapshot_every)
     return window_length(experiment.window, done, last_step, periods, breaks=(first - 1, last))

@@ -1,6 +1,6 @@
-"""A training run in one process: an experiment in, a run directory and a summary out.
+"""A training run in one process: takes an experiment, and leaves a run directory and a summary.
 
-``train`` runs it; ``check_before`` checks all of it but its checkpoints, and writes nothing.
+``train`` runs the experiment. ``check_before`` checks everything but the checkpoints, and writes nothing.
 """
 
 import os
@@ -58,14 +58,14 @@ from swift.variables import compiler_variables
 
 
 def check_before(experiment: Experiment, options: TrainOptions) -> Any:
-    """Checks all of a run but its checkpoints, as it does itself when it starts; nothing is written.
+    """Makes the checks of a run's start, except for its checkpoints; writes nothing.
 
     Returns:
-        Identity of the data, as JSON, which has to be the same on all hosts of a run.
+        Identity of the data, as JSON. It must be the same on all hosts of a run.
 
     Raises:
-        SettingError: a setting, the data or the run directory is not usable, there is no plan for some failures, or too
-            little memory.
+        SettingError: a setting, the data or the run directory is not usable, some failures have no plan, or the memory
+            is too small.
     """
     if not options.resume:
         check_new_run(options.run_dir)
@@ -88,16 +88,16 @@ def train(
 
     Args:
         experiment: settings of the run.
-        options: options of this invocation, or only its run directory.
-        failures: failures by iteration; the experiment's list unless given.
+        options: options of this invocation, or just the run directory.
+        failures: failures by iteration; None: the experiment's own list.
 
-    Returns:
-        The summary; ``summary.json`` is written at the end of the run only. Empty on other hosts than the first.
+        Returns:
+            The summary; ``summary.json`` is only written at the end of the run. Empty on all hosts but the first.
 
     Raises:
         SettingError: a setting, the run directory or the checkpoint is not usable; nothing was written.
         RunError: the loss is not finite, a stage has lost its last worker, or another process has taken the directory.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; the iteration in which it came is saved.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the iteration that was running is completed and saved.
     """
     if not isinstance(options, TrainOptions):
         options = TrainOptions(Path(options))
@@ -140,7 +140,7 @@ def _continue(
     start_plans: tuple[RestorePlan | None, RestorePlan | ModelPlan | None],
     last_step: int,
 ) -> dict[str, Any]:
-    """Runs the iterations that are left, from a checkpoint of the run or other weights if one was found."""
+    """Runs the remaining iterations, from the run's checkpoint or from other weights, whichever was found."""
     hosts, (start, weights) = options.hosts, start_plans
     done = 0 if start is None else start.step
     listed = experiment.failure_list
@@ -171,6 +171,7 @@ def _continue(
                 read = [read_start(spec, options, start, weights)]
             if hosts.count > 1 and weights is not None:
                 hosts.check_same({"the weights of --init-from": weights_digest(read[0])})
+            # Lists of one element: the callee pops it, so that no frame here keeps the memory for the whole run.
             first_state = [begin(experiment, spec, read.pop())]
             changes = [] if start is None else loaders[0].restore(start.manifest.extra["loader"])
             with (
@@ -204,7 +205,7 @@ def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[
     Args:
         experiment: settings of the run.
         options: options of this invocation.
-        report: function that shows a line about what takes long.
+        report: function that shows a line when something takes long.
     """
     corpus = None
     if options.corpora is not None:
@@ -213,13 +214,13 @@ def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[
 
 
 def _part(options: TrainOptions) -> None:
-    """Leaves the other hosts, unless they run more experiments together."""
+    """Separates from the other hosts, unless more experiments of a series follow on them."""
     if options.series is None or options.series.is_last:
         options.hosts.separate()
 
 
 def _display(options: TrainOptions, last_step: int, done: int) -> ProgressDisplay:
-    """Makes the display of a run's progress; only its first host shows it."""
+    """Makes the progress display; it is silent on all hosts but the first."""
     console = None if options.hosts.is_first else Console(stderr=True, quiet=True)
     return ProgressDisplay(
         options.run_dir.name, last_step, done + 1, console, log_every=options.log_every, series=options.series
@@ -229,7 +230,7 @@ def _display(options: TrainOptions, last_step: int, done: int) -> ProgressDispla
 def _loop(
     loaders: tuple[Loader, Loader], checkpoints: RunCheckpoints, interrupt: Interrupt, last_step: int
 ) -> TrainLoop:
-    """Puts the parts of the training loop together; of several hosts, each reads its own sequences."""
+    """Builds the training loop. On several hosts, each host reads only its own sequences."""
     experiment, options, record = checkpoints.experiment, checkpoints.options, checkpoints.record
     if experiment.checkpoint.every:
         record.progress.saved(checkpoints.checkpointer.newest)
@@ -252,11 +253,11 @@ def _loop(
 def _run(
     loop: TrainLoop, first_state: list[TrainState], done: int, last_step: int, checkpoints: RunCheckpoints
 ) -> None:
-    """Runs to the end of the invocation.
+    """Runs the loop to the end of the invocation, and waits for the last checkpoint.
 
     Args:
         loop: training loop.
-        first_state: state to begin with, alone in a list: kept by a caller, it would take memory as long as the run.
+        first_state: list with the first state, emptied here: a caller that kept the state would hold its memory.
         done: iterations done.
         last_step: last iteration of the invocation.
         checkpoints: checkpoints of the run.
@@ -271,7 +272,7 @@ def _run(
 
 
 def _announce_weights(source: WeightSource, weights: RestorePlan | ModelPlan, record: RunRecord) -> None:
-    """Records and shows the run whose weights this one begins with."""
+    """Records and shows which run's weights this run begins with."""
     facts = source.facts(weights)
     record.directory.log_event("init_from", 0, **facts)
     record.progress.note("begins with the weights of {run}, iteration {of_step}".format(**facts))
@@ -287,7 +288,7 @@ def _announce(
     start: RestorePlan | None,
     changes: Sequence[str],
 ) -> None:
-    """Records and shows the run that starts, and the state from which it continues."""
+    """Records and shows the run's setup, and the checkpoint from which it continues."""
     engine, directory, note = cluster.engine, record.directory, record.progress.note
     spec = engine.spec
     topology, parameters = spec.live.topology, spec.gpt.num_parameters

@@ -5,8 +5,8 @@
 
 ``ProgramPreloader`` loads the programs of the next generation in advance, if the members keep their devices. In any
 other transition that is impossible, since XLA binds a loaded program to its devices: training waits until each member
-has the new devices and has loaded its program. ``RetainedStates`` has the states that outlive a generation: on the devices
-while it runs, and in shared memory for the next one.
+has the new devices and has loaded its program. ``RetainedStates`` has the states that outlive a generation: on the
+devices while it runs, and in shared memory for the next one.
 """
 
 import sys
