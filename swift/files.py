@@ -39,7 +39,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename: a power failure must not leave the name on an empty file
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -121,5 +121,6 @@ def this_program() -> str:
     known = hashlib.sha256(repr((sys.version_info[:2], versions)).encode())
     package = Path(__file__).parent
     for path in sorted(package.rglob("*.py")):
+        # The size marks where each file ends, so that no two trees give the same bytes.
         known.update(f"{path.relative_to(package)} {path.stat().st_size}\n".encode() + path.read_bytes())
     return known.hexdigest()[:32]

@@ -399,7 +399,7 @@ def _compare(
                 checksum = array_checksum([flat[start : min(run.stop, start + length)]], checksum)
                 progress()
             missing -= run.stop - run.start
-        if checksum != filled.checksums.get(name, 0):
+        if checksum != filled.checksums.get(name, 0):  # 0: the checksum of no values
             reason = f"the values of {name} are not those that host {host} has saved"
             raise OSError(errno.EIO, f"{reason} ({os.strerror(errno.EIO)})")
     if missing:

@@ -199,6 +199,7 @@ class _SliceSearch:
     def find(self, lost_slices: _LostSlices) -> tuple[_SliceSource, _SliceSource]:
         """Returns the best copies of lost slices, for (the weights, the moments)."""
         newest = self._newest(lost_slices)
+        # A copy of the current iteration is exact, while a replica's weights may be rounded.
         if newest is not None and newest.origin.step == self.step:
             return newest, newest
         weights = self._in_slots(lost_slices) or newest or self._in_storage(lost_slices)

@@ -86,6 +86,7 @@ def _givers(live: LiveMesh) -> list[list[int]]:
     """
     if live.virtual:
         return [[row] for row in live.first_rows]
+    # The processes of each mesh row; then, for each stage, the first row on every set of processes.
     homes = [frozenset(device.process_index for device in devices) for devices in live.mesh.devices]
     firsts = [list({homes[row]: row for row in reversed(peers)}.values())[::-1] for peers in live.peers]
     return [stage_rows[: min(map(len, firsts))] for stage_rows in firsts]

@@ -198,6 +198,7 @@ class CountsWriter:
         self._descriptor, self._name = descriptor, name
         self._layout = CountsLayout.read(descriptor, name)
         size = os.fstat(descriptor).st_size
+        # A torn last entry is overwritten.
         self._end = 0 if self._layout is None else size - (size - _HEADER_BYTES) % self._layout.entry.itemsize
 
     @classmethod

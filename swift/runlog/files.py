@@ -69,6 +69,7 @@ def lines_from_end(path: Path, block_bytes: int = 2**16) -> Iterator[tuple[int, 
         (offset of the first byte after the line and its line feed; the line without its line feed).
     """
     with path.open("rb") as file:
+        # ``rest`` is the end of a line that begins in an earlier block.
         start, rest, line_end = file.seek(0, os.SEEK_END), b"", -1
         while start:
             end, start = start, max(start - block_bytes, 0)
@@ -76,7 +77,7 @@ def lines_from_end(path: Path, block_bytes: int = 2**16) -> Iterator[tuple[int, 
             rest, *lines = (file.read(end - start) + rest).split(b"\n")
             if lines and line_end < 0:
                 line_end = start + len(rest) + sum(len(line) + 1 for line in lines[:-1]) + 1
-                lines.pop()
+                lines.pop()  # what follows the last line feed is an incomplete line
             for line in reversed(lines):
                 yield line_end, line
                 line_end -= len(line) + 1

@@ -534,6 +534,7 @@ def _is_dead(
             has_reported = True
         sleep(_LOOK_S)
         now = _read_lease(lease.number, lease.path)
+        # An unreadable lease may have been half-written: then a change of its content is no new owner.
         if now is None or (now.content != first.content and first.owner is not None):
             return False
         lease = now

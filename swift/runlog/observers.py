@@ -84,6 +84,7 @@ class Board:
         self._file = EventsWriter(f"{_SCHEME}:{path / 'events'}")
         self._flushed = time.monotonic()
         self._write(last_step + 1, file_version="brain.Event:2")
+        # A start event makes TensorBoard discard earlier values from this step on.
         self._write(last_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def add(self, values: Mapping[str, float], step: int) -> None:

@@ -455,7 +455,7 @@ class _WriterProcess:
         start = multiprocessing.get_context("spawn").Process  # a forked process would inherit JAX's locks
         self._process = start(target=_serve, args=(theirs, self._run_dir), name="writer", daemon=True)
         self._process.start()
-        theirs.close()
+        theirs.close()  # or this end would not notice that the writer has ended
 
 
 def _serve(pipe: Connection, run_dir: Path) -> None:

@@ -171,7 +171,7 @@ class EmulatedCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         background: list[Engine | CutSearch] = [*self._engines.values(), *filter(None, [self._search])]
-        for service in background:
+        for service in background:  # after Ctrl-C the process ends without waiting for compilations
             service.close(wait=kind is not KeyboardInterrupt)
 
     @property

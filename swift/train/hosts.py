@@ -96,7 +96,7 @@ class Hosts:
         if self.count == 1:
             return
         errors_by_host = self.gather(None if error is None else _fields(error))
-        if any(errors_by_host):
+        if any(errors_by_host):  # on all hosts, so all of them separate
             self.separate()
             raise error or _error(*next((host, fields) for host, fields in enumerate(errors_by_host) if fields))
 
@@ -256,6 +256,7 @@ def shares_machine(environment: Mapping[str, str]) -> bool:
     By default JAX gives every such task one device, even if it is alone on its machine. If the scheduler shows a task
     fewer devices than there are tasks, they are the task's own, and it takes all of them.
     """
+    # Such as "2(x3),1": two tasks on each of three nodes, and one on a fourth.
     per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
     if "SLURM_PROCID" in environment:
         tasks, nodes = (environment.get(name, "") for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_NODES"))

@@ -66,6 +66,7 @@ class Interrupt:
             self._stderr = os.dup(2)
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
+        # Python's C handler writes each signal's number here, even while the main thread is in XLA.
         self._woken_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._previous = {number: signal.signal(number, self._note) for number in stop_signals()}
         self._thread = threading.Thread(target=self._watch, name="interrupt", daemon=True)

@@ -321,8 +321,10 @@ def lost_stages(
     live = set(topology.workers) - failed
     surviving_roles = {row.role for row in rows if row.worker not in failed}
     lost = set(range(topology.num_stages)) - {stage for _, stage in live}
+    # For each block: the stage that has held it so far, and the stage that holds it from now on, by pipeline.
     for held_D, stage_D in zip(chunks.stage_DB.T.tolist(), run_chunks.stage_DB.T.tolist(), strict=True):
         holders = set(enumerate(stage_D))
+        # The state survives in a live worker, or in one that has rejoined and copied it.
         has_state = not surviving_roles.isdisjoint(enumerate(held_D)) or not holders.isdisjoint(before - failed)
         if holders.isdisjoint(live) or not has_state:
             lost.update(stage_D)
