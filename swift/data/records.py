@@ -472,8 +472,11 @@ class JsonLines(FileRecords):
         record_file = self.files[file]
         try:
             if file not in self._opened:
-                fd = self._opened.setdefault(file, open_regular(record_file.path))
-                weakref.finalize(self._opened_by, os.close, fd)
+                fd = open_regular(record_file.path)
+                if self._opened.setdefault(file, fd) == fd:
+                    weakref.finalize(self._opened_by, os.close, fd)
+                else:  # another thread was first
+                    os.close(fd)
             content = os.pread(self._opened[file], end - begin, begin)
         except OSError as error:
             raise DataError(f"{record_file.path} cannot be read: {error.strerror}") from error

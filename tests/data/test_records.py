@@ -1,8 +1,11 @@
 """Records of files: as their writer says, by number, with places; changed and damaged ones are refused by name."""
 
+import gc
 import gzip
 import json
+import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from swift.data.records import ArrayRecords, Documents, JsonLines, RecordSource,
 from swift.data.sources import DataError, TextFiles
 from swift.data.tables import DatasetDirectory, ParquetFiles
 from swift.errors import SettingError
+from swift.files import open_regular
 
 LINES = [{"text": f"line {number}", "id": number, "tags": ["a", "b"]} for number in range(7)]
 
@@ -77,6 +81,31 @@ def test_a_damaged_file_is_named_with_the_record(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=f"^{tmp_path}/{said}"):
         all_of(JsonLines(f"{tmp_path}/*"))
+
+
+def test_a_file_that_two_threads_open_at_once_is_closed_once(folder, monkeypatch):
+    """The second descriptor is closed at once; one that is closed twice would be another file's by then."""
+    sources, opened, closed = [JsonLines(f"{folder}/a.jsonl")], [], []
+    length = len(json_lines(LINES[:1])) - 1
+
+    def read() -> bytes:
+        return sources[0]._read(0, 0, length)
+
+    def open_and_let_another_be_first(path):
+        fd = open_regular(path)
+        opened.append(fd)
+        if len(opened) == 1:
+            with ThreadPoolExecutor(1) as other:
+                assert json.loads(other.submit(read).result()) == LINES[0]
+        return fd
+
+    monkeypatch.setattr("swift.data.records.open_regular", open_and_let_another_be_first)
+    monkeypatch.setattr(os, "close", lambda fd, close=os.close: (closed.append(fd), close(fd)))
+    assert json.loads(read()) == LINES[0]
+    assert closed == opened[:1]
+    sources.clear()
+    gc.collect()
+    assert sorted(closed) == sorted(opened)
 
 
 def test_a_pattern_without_files_is_refused(tmp_path):
