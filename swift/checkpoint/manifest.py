@@ -465,8 +465,8 @@ def archive_newer(directory: Path, step: int) -> list[str]:
     return names
 
 
-def remove_set_aside(directory: Path, step: int) -> None:
-    """Removes the checkpoints that ``archive_newer`` set aside, up to iteration ``step``.
+def remove_archived(directory: Path, step: int) -> None:
+    """Removes the checkpoints that ``archive_newer`` archived, up to iteration ``step``.
 
     Call this once ``step`` or a later iteration is saved and verified.
     """

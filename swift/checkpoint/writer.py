@@ -27,7 +27,7 @@ from swift.checkpoint.manifest import (
     begin_save,
     commit_save,
     delete_old_checkpoints,
-    remove_set_aside,
+    remove_archived,
     synced_digests,
     temporary_path,
     write_manifest,
@@ -148,7 +148,7 @@ def _remove_older(directory: Path, step: int, num_kept: int) -> None:
     """Removes what a new checkpoint replaces. Files that cannot be removed now are removed after the next save."""
     with suppress(OSError):
         delete_old_checkpoints(directory, num_kept)
-        remove_set_aside(directory, step)
+        remove_archived(directory, step)
 
 
 def check_written(

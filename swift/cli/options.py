@@ -549,8 +549,8 @@ def command_line() -> argparse.ArgumentParser:
     launch.add_argument(
         "--recovery",
         choices=["live", "restart"],
-        help="after a death the others continue in their processes, or are started again and find their state "
-        "(default: live; restart on GPUs and TPUs, where there is no other way)",
+        help="what happens to the surviving processes after a death: live keeps them running, restart starts them "
+        "again from copies in memory (default: live; restart on GPUs and TPUs, where there is no other way)",
     )
     launch.add_argument(
         "--memory-checkpoint-every",

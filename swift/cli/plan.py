@@ -248,7 +248,7 @@ def _facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: 
 
     - ``adapt``: the mode that was chosen.
     - ``blocks_of_worker``: first block and end (with ``--solver v``, a pair for each run); null for an idle worker.
-    - ``place_of_worker``: the new place of each worker that takes another's place.
+    - ``position_of_worker``: the new place of each worker that takes another's place.
     - ``microbatches_of_pipeline``: number of micro-batches of each pipeline.
     - ``throughput``, ``reroute_throughput``, ``ideal_throughput``: relative to the zero-bubble plan without a failure.
       With ``--solver lockstep`` this plan is in lockstep, too; with ``--solver v`` it is the plan of that solver.
@@ -261,7 +261,7 @@ def _facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: 
         "blocks_of_worker": {
             f"{d}:{p}": _blocks(runs, in_v=plan.work.in_v) for (d, p), runs in plan.blocks_of_worker.items()
         },
-        "place_of_worker": {
+        "position_of_worker": {
             f"{d}:{p}": f"{e}:{q}" for (d, p), (e, q) in plan.relocation.place_of.items() if (d, p) != (e, q)
         },
         "microbatches_of_pipeline": list(plan.schedule.problem.microbatches),
@@ -288,7 +288,7 @@ def _adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
         f"throughput       {_percent(facts['throughput']):<10} of the zero-bubble plan's without a failure; "
         f"re-routing {_percent(facts['reroute_throughput'])}, live workers {_percent(facts['ideal_throughput'])}"
     )
-    for worker, place in facts["place_of_worker"].items():
+    for worker, place in facts["position_of_worker"].items():
         yield f"  worker {worker} takes the place {place}"
     moved = f"{facts['moved_bytes'] / 1e9:.3g} GB move in {facts['move_s']:.3g} s"
     if not facts["moved_bytes"]:

@@ -391,7 +391,7 @@ class CheckpointService:
     def load(self, generation: int, processes: Sequence[Process], step: int | None = None) -> RestorePlan:
         """Reads a checkpoint, from which the run resumes, and stores each process's part.
 
-        Newer checkpoints, which are damaged or not wanted, are set aside.
+        Newer checkpoints, which are damaged or not wanted, are archived.
 
         Args:
             generation: generation of the stamp under which the parts are stored.
@@ -410,7 +410,7 @@ class CheckpointService:
         check_same_data(plan.manifest.extra["loader"], self.data)
         self._parts(processes).keep(host, StateId(generation, plan.step), processes)
         for aside in archive_newer(self.checkpoints, plan.step):
-            print(f"{aside} is set aside: the run resumes from an older one", file=sys.stderr)
+            print(f"{aside} is archived: the run resumes from an older one", file=sys.stderr)
         record_restore(self.checkpoints, plan.manifest, ledger_after(self.experiment, plan))
         self._counts.forget_losses(sys.maxsize)
         return plan
