@@ -155,7 +155,7 @@ def _cut(text: str, num_blocks: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         )
         raise SettingError("--cut", text, f"must be one number of blocks for each of the {parts_text}")
     if sum(sizes) != num_blocks:
-        raise SettingError("--cut", text, f"must add up to --blocks = {num_blocks}, and adds up to {sum(sizes)}")
+        raise SettingError("--cut", text, f"must sum to --blocks = {num_blocks}, not {sum(sizes)}")
     return sizes
 
 

@@ -179,7 +179,7 @@ def check_microbatches(microbatches: Sequence[int] | None, topology: Topology, n
         raise SettingError(setting, microbatches, "must be whole numbers of at least 1")
     if sum(microbatches) != number * num_microbatches:
         mean = f"{number} times Experiment.num_microbatches = {num_microbatches}"
-        raise SettingError(setting, microbatches, f"must add up to {mean}, and add up to {sum(microbatches)}")
+        raise SettingError(setting, microbatches, f"must sum to {mean}, not {sum(microbatches)}")
 
 
 def check_adapting(settings: Mapping[str, Any], chunks: Chunks) -> None:

@@ -192,7 +192,7 @@ def make_cut(
         product = "" if num_runs == 1 else f" times {num_runs}"
         raise SettingError(setting, sizes, f"must be Topology.num_stages = {num_stages}{product} numbers")
     if sum(sizes) != num_layers:
-        allowed = f"must add up to ModelConfig.num_layers = {num_layers}, and add up to {sum(sizes)}"
+        allowed = f"must sum to ModelConfig.num_layers = {num_layers}, not {sum(sizes)}"
         raise SettingError(setting, sizes, allowed)
     return Cut(tuple(moe_layers), sizes)
 

@@ -42,15 +42,15 @@ def options(*settings):
         ),
         (
             ["Experiment.cut=(2, 1)"],
-            "Experiment.cut = (2, 1): must add up to ModelConfig.num_layers = 2, and add up to 3",
+            "Experiment.cut = (2, 1): must sum to ModelConfig.num_layers = 2, not 3",
         ),
         (
             ["Experiment.cut=((1, 1), (2, 1))"],
-            "Experiment.cut[1] = (2, 1): must add up to ModelConfig.num_layers = 2, and add up to 3",
+            "Experiment.cut[1] = (2, 1): must sum to ModelConfig.num_layers = 2, not 3",
         ),
         (
             ["Experiment.microbatches=(1, 4)"],
-            "Experiment.microbatches = (1, 4): must add up to 2 times Experiment.num_microbatches = 2, and add up to 5",
+            "Experiment.microbatches = (1, 4): must sum to 2 times Experiment.num_microbatches = 2, not 5",
         ),
         (
             ["Experiment.failures=['step 2: fail 0:0', 'step 3: fail 1:0']"],

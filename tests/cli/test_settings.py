@@ -63,7 +63,7 @@ SETTINGS = {
     "Topology.num_stages=3": "Topology.num_stages = 3: must be at most ModelConfig.num_layers = 2: every stage needs a "
     "layer",
     "Experiment.cut=(1, 1)": "Experiment.cut = (1, 1): must be Topology.num_stages = 1 numbers",
-    "Experiment.cut=(3,)": "Experiment.cut = (3,): must add up to ModelConfig.num_layers = 2, and add up to 3",
+    "Experiment.cut=(3,)": "Experiment.cut = (3,): must sum to ModelConfig.num_layers = 2, not 3",
     "Experiment.cut=(0,)": "Experiment.cut = (0,): must be whole numbers of at least 1: every stage needs a layer",
     "ModelConfig.norm=batch": "ModelConfig.norm = 'batch': choose one of layernorm, rmsnorm",
     "ExpertConfig.gate_scale=0": "ExpertConfig.gate_scale = 0: must be a number above 0",

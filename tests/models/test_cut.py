@@ -65,7 +65,7 @@ def test_equal_blocks_are_cut_evenly():
 @pytest.mark.parametrize(
     ("num_stages", "sizes", "line"),
     [
-        (4, (2, 2, 2, 2), "cut = (2, 2, 2, 2): must add up to ModelConfig.num_layers = 7, and add up to 8"),
+        (4, (2, 2, 2, 2), "cut = (2, 2, 2, 2): must sum to ModelConfig.num_layers = 7, not 8"),
         (4, (7, 0, 0, 0), "cut = (7, 0, 0, 0): must be whole numbers of at least 1: every stage needs a layer"),
         (4, (3, 4), "cut = (3, 4): must be Topology.num_stages = 4 numbers"),
         (8, None, "Topology.num_stages = 8: must be at most ModelConfig.num_layers = 7: every stage needs a layer"),

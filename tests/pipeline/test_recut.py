@@ -75,7 +75,7 @@ def test_a_worker_has_as_much_memory_as_before(rig):
     ("cuts", "microbatches", "wrong"),
     [
         (((4, 0),), (2, 2), r"Recut.cuts = \(\(4, 0\),\): must be a number for each of 2 stages, for each of 2"),
-        (((4, 0), (2, 1)), (2, 2), r"Recut.cuts\[1\] = \(2, 1\): must add up to 4 layers, and adds up to 3"),
+        (((4, 0), (2, 1)), (2, 2), r"Recut.cuts\[1\] = \(2, 1\): must sum to 4 layers, not 3"),
         (((4, 0), (0, 4)), (2, 2), r"Recut.cuts\[1\]\[0\] = 0: must be a whole number of at least 1"),
         (((4, 0), (2, 2)), (2, 3), r"Recut.microbatches = \(2, 3\): must be a number for each of 2 pipelines"),
         (((4, 0), (2, 2)), (0, 4), "Recut.microbatches = 0: must be a whole number of at least 1"),

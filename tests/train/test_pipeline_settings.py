@@ -37,7 +37,7 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, tied=Fal
         ),
         (
             {"layers": 3, "cut": (1, 1)},
-            "Experiment.cut = (1, 1): must add up to ModelConfig.num_layers = 3, and add up to 2",
+            "Experiment.cut = (1, 1): must sum to ModelConfig.num_layers = 3, not 2",
         ),
         (
             {"layers": 3, "cut": (3, 0)},
@@ -55,7 +55,7 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, tied=Fal
         ),
         (
             {"layers": 3, "cut": ((2, 1), (2, 2))},
-            "Experiment.cut[1] = (2, 2): must add up to ModelConfig.num_layers = 3, and add up to 4",
+            "Experiment.cut[1] = (2, 2): must sum to ModelConfig.num_layers = 3, not 4",
         ),
         ({"layers": 3, "cut": ((2, 1), 3)}, "Experiment.cut[1] = 3: must be 2 numbers of layers"),
         (
@@ -77,7 +77,7 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, tied=Fal
         ({"microbatches": (2, 0)}, "Experiment.microbatches = (2, 0): must be whole numbers of at least 1"),
         (
             {"microbatches": (3, 2), "num_microbatches": 2},
-            "Experiment.microbatches = (3, 2): must add up to 2 times Experiment.num_microbatches = 2, and add up to 5",
+            "Experiment.microbatches = (3, 2): must sum to 2 times Experiment.num_microbatches = 2, not 5",
         ),
         ({"num_microbatches": 0}, "Experiment.num_microbatches = 0: must be a whole number of at least 1"),
         ({"num_microbatches": 2.0}, "Experiment.num_microbatches = 2.0: must be a whole number of at least 1"),

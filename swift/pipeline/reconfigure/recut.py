@@ -162,9 +162,7 @@ def _check_shares(recut: Recut, spec: StepSpec, places: Collection[Worker]) -> N
             check_count(f"Recut.cuts[{d}][{p}]", size, least=int((d, p) in places))
         is_left = recut.schedule is not None and not any(cut)
         if sum(cut) != num_blocks and not is_left:
-            raise SettingError(
-                f"Recut.cuts[{d}]", cut, f"must add up to {num_blocks} layers, and adds up to {sum(cut)}"
-            )
+            raise SettingError(f"Recut.cuts[{d}]", cut, f"must sum to {num_blocks} layers, not {sum(cut)}")
 
 
 def recut_spec(spec: StepSpec, recut: Recut) -> StepSpec:
