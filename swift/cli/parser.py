@@ -57,6 +57,16 @@ class OneLineParser(argparse.ArgumentParser):
             near = "--set NAME=VALUE changes a setting, `swift settings` lists them"
         self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; {near}" if near else ""))
 
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help; raises OSError if it cannot be written, which argparse's own function ignores."""
+        print(self.format_help(), end="", file=file)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Ends the process, once what --help or --version has printed is written; raises OSError if it cannot be."""
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        super().exit(status, message)
+
     def error(self, message: str) -> NoReturn:
         """Ends the process with exit code 2 and one line on stderr, with a suggestion."""
         first, self._first = self._first.partition("=")[0], ""

@@ -1,5 +1,6 @@
 """The package: its entry points, what a wheel holds, and a ``swift`` that is another package's."""
 
+import os
 import re
 import runpy
 import shutil
@@ -57,10 +58,14 @@ def test_the_version_is_told(command):
     assert (told.returncode, told.stderr) == (0, "")
 
 
-def test_a_version_that_cannot_be_written_is_told_in_one_line():
+@pytest.mark.parametrize("option", ["--version", "--help"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_version_or_a_help_that_cannot_be_written_is_told_in_one_line(option, unbuffered):
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "swift", "--version"]
-        told = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+        command, variables = [sys.executable, "-m", "swift", option], os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        told = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=variables, check=False
+        )
     assert (told.returncode, told.stderr) == (3, "swift: stdout cannot be written: No space left on device\n")
 
 
