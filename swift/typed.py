@@ -66,9 +66,9 @@ class Codec(Generic[_M]):
             line: the line, from any source.
             implied: values of the implied fields; a class without such a field ignores it.
 
-            Raises:
-                RunError: the line is not JSON or of an unknown kind, or a field is missing, unknown or of the wrong
-                    type.
+        Raises:
+            RunError: the line is not JSON or of an unknown kind, or a field is missing, unknown or of the wrong
+                type.
         """
         try:
             fields = _dict(json.loads(line), "a message")

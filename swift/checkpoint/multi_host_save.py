@@ -93,8 +93,8 @@ class SaveNotes:
         host_index: number of this host.
         patience_s: seconds within which an awaited host has to show progress.
 
-        Attributes:
-            path: directory of the messages.
+    Attributes:
+        path: directory of the messages.
     """
 
     def __init__(self, directory: Path, save: Save, host_index: int, patience_s: float = _PATIENCE_S):

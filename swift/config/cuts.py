@@ -30,8 +30,8 @@ def cut_model(
             alike; otherwise the cut that makes the most expensive part as cheap as possible.
         shape: the stage that holds each part; None: the parts are the stages.
 
-        Raises:
-            SettingError: there are more parts than layers, a part has no layer, or the sizes do not add up.
+    Raises:
+        SettingError: there are more parts than layers, a part has no layer, or the sizes do not add up.
     """
     num_pipelines, num_stages = topology.num_pipelines, topology.num_stages
     num_parts = num_stages if shape is None else len(shape)

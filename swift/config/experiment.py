@@ -137,10 +137,10 @@ def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, win
         num_steps: number of iterations of the experiment.
         window: number of iterations that run as one program.
 
-        Raises:
-            SettingError: a text does not have this form, or names a step, worker or rank that does not exist; a worker
-                or rank fails that is down, or rejoins that is live; or in some window a stage would have no live
-                worker, or the run no expert rank.
+    Raises:
+        SettingError: a text does not have this form, or names a step, worker or rank that does not exist; a worker
+            or rank fails that is down, or rejoins that is live; or in some window a stage would have no live
+            worker, or the run no expert rank.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise SettingError(FAILURES_SETTING, texts, "must be a list of texts, such as ['step 20: fail 1:2']")

@@ -80,9 +80,9 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         path: gin file.
         overrides: texts ``NAME=VALUE`` from the command line; a bare word as the value is a string.
 
-        Raises:
-            SettingError: the file cannot be read, a name is unknown (the message suggests the nearest one), a value
-                cannot work, or an override would change nothing.
+    Raises:
+        SettingError: the file cannot be read, a name is unknown (the message suggests the nearest one), a value
+            cannot work, or an override would change nothing.
     """
     return _build("Experiment", path, overrides)
 

@@ -87,8 +87,8 @@ def read_config(directory: Path, optional_settings: Collection[str] = ()) -> Sto
         optional_settings: settings, such as ``DataConfig.source``, that may have values which were not written. Such a
             value is read as an object of an unknown class.
 
-        Raises:
-            UnreadableConfig: the configuration is missing, damaged, or not plain data.
+    Raises:
+        UnreadableConfig: the configuration is missing, damaged, or not plain data.
     """
     try:
         with (directory / _NAME).open("rb") as file:

@@ -174,12 +174,12 @@ def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
         run: run, ended or not.
         target_loss: loss to count the steps to, in nats per token; None if the run has no target.
 
-        Returns:
-            The measures by name; None for a value that the run does not have. ``final_loss`` is the mean of the last 10
-            steps, in nats per token; ``dropped_percent`` the share of all routed tokens that were dropped;
-            ``steps_to_target`` see :func:`steps_to_target`; ``median_step_ms`` leaves out the first 3 steps, which
-            compile; ``discarded_percent`` is the share of steps whose window was run again step by step;
-            ``validation_loss`` is the newest one.
+    Returns:
+        The measures by name; None for a value that the run does not have. ``final_loss`` is the mean of the last 10
+        steps, in nats per token; ``dropped_percent`` the share of all routed tokens that were dropped;
+        ``steps_to_target`` see :func:`steps_to_target`; ``median_step_ms`` leaves out the first 3 steps, which
+        compile; ``discarded_percent`` is the share of steps whose window was run again step by step;
+        ``validation_loss`` is the newest one.
 
     Raises:
         SettingError: the metrics are damaged.

@@ -521,11 +521,11 @@ class HostStates:
             prepare: function that the first host calls before each attempt.
             facts: arguments of ``HostSave.commit``.
 
-            Returns:
-                The manifest on the first host; None on the other hosts, which print their errors to stderr.
+        Returns:
+            The manifest on the first host; None on the other hosts, which print their errors to stderr.
 
-            Raises:
-                Exception: the first host could not write its part, or another host has failed.
+        Raises:
+            Exception: the first host could not write its part, or another host has failed.
         """
         host_save = HostSave(self._directory, save, self._hosts.index, self._hosts.count, split, chosen_LK)
         try:

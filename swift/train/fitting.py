@@ -106,8 +106,8 @@ def check_shapes(experiment: Experiment, engine: Engine, num_iterations: int) ->
         engine: engine of the run.
         num_iterations: length of the first window.
 
-        Raises:
-            SettingError: the run does not fit on the devices of this process.
+    Raises:
+        SettingError: the run does not fit on the devices of this process.
     """
     fit = _by_shape(experiment, engine, num_iterations)
     if fit is not None:
@@ -122,8 +122,8 @@ def check_program(experiment: Experiment, engine: Engine, num_iterations: int) -
         engine: engine of the run, before any state is on its devices.
         num_iterations: length of the first window.
 
-        Returns:
-            A warning if little memory is left; None: there is enough, or the system does not say.
+    Returns:
+        A warning if little memory is left; None: there is enough, or the system does not say.
 
     Raises:
         SettingError: the run does not fit on the devices of this process.

@@ -72,11 +72,11 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
         experiment: settings of the model; only its shape and vocabulary matter.
         path: directory that ``write_model`` wrote.
 
-        Returns:
-            (architecture, weights on the host in their stored dtypes).
+    Returns:
+        (architecture, weights on the host in their stored dtypes).
 
-        Raises:
-            SettingError: this is no model directory, or the model has another shape or is damaged.
+    Raises:
+        SettingError: this is no model directory, or the model has another shape or is damaged.
     """
     gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
     theirs = load_metadata(path, "MODEL").get("model")

@@ -72,9 +72,9 @@ def load_state(directory: Path, plan: RestorePlan, spec: StepSpec) -> TrainState
         plan: checkpoints to read.
         spec: spec of the step that continues; its checkpoint layout has one row for every stage.
 
-        Returns:
-            The state on the host, without slots. On several hosts, each host reads only what its devices hold if the
-            state was saved in the same shape; the rest is zeros.
+    Returns:
+        The state on the host, without slots. On several hosts, each host reads only what its devices hold if the
+        state was saved in the same shape; the rest is zeros.
 
     Raises:
         SettingError: the arrays are of another model, or have changed since the plan was made.
@@ -95,8 +95,8 @@ def load_newest(directory: Path, identity: Mapping[str, Any], spec: StepSpec) ->
         identity: settings that the run must share with the checkpoint.
         spec: spec of the step that continues.
 
-        Raises:
-            RunError: no checkpoint is intact.
+    Raises:
+        RunError: no checkpoint is intact.
     """
     if not committed_steps(directory):
         return None
@@ -186,11 +186,11 @@ def save_fallback(checkpoints: Path, step: int, write: Callable[[Path], object])
         step: iterations done.
         write: function that writes the checkpoint into a given directory of checkpoints.
 
-        Returns:
-            A sentence that names the directory, and says how to resume from it.
+    Returns:
+        A sentence that names the directory, and says how to resume from it.
 
-        Raises:
-            RunError: no directory can hold it; the message says why.
+    Raises:
+        RunError: no directory can hold it; the message says why.
     """
     troubles = []
     for fallback in fallback_directories(checkpoints):

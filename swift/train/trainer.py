@@ -91,8 +91,8 @@ def train(
         options: options of this invocation, or just the run directory.
         failures: failures by iteration; None: the experiment's own list.
 
-        Returns:
-            The summary; ``summary.json`` is only written at the end of the run. Empty on all hosts but the first.
+    Returns:
+        The summary; ``summary.json`` is only written at the end of the run. Empty on all hosts but the first.
 
     Raises:
         SettingError: a setting, the run directory or the checkpoint is not usable; nothing was written.

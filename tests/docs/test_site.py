@@ -34,3 +34,16 @@ def test_the_reference_names_packages_that_export_something():
     assert {f"`{name}`" for name in named} <= set(
         re.findall(r"`[\w.]+`", (ROOT / "docs/reference/index.md").read_text())
     )
+
+
+def test_sections_of_a_docstring_begin_at_its_margin():
+    """Deeper, the site takes ``Returns:`` for another argument."""
+    wrong = []
+    for path in sorted((ROOT / "swift").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                sections = re.findall(
+                    r"^ +(?:Args|Attributes|Returns|Yields|Raises):$", ast.get_docstring(node) or "", re.M
+                )
+                wrong += [f"{path.relative_to(ROOT)}: {node.name}: {section.strip()}" for section in sections]
+    assert wrong == []
