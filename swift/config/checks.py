@@ -110,9 +110,7 @@ def check_memory(memory: str, ranks: RankKind, chunks: Chunks, adapt: str) -> No
         return
     needs = {
         "Experiment.ranks of one device each, not 'virtual'": ranks != "virtual",
-        "one run of layers for each worker: pipelines that are cut alike, and a planner of one": (
-            chunks.is_one_chunk_per_worker
-        ),
+        "one run of layers per worker: equal cuts, and a planner of one": chunks.is_one_chunk_per_worker,
         "Experiment.adapt = 'reroute', which gives no worker blocks of another": adapt == "reroute",
     }
     for what, is_so in needs.items():

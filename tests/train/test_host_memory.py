@@ -129,7 +129,7 @@ def test_devices_without_such_memory_are_refused(experiment, monkeypatch):
     [
         ({"ranks": "virtual"}, "needs Experiment.ranks"),
         ({"topology": Topology(2, 2), "adapt": "recut"}, "needs Experiment.adapt = 'reroute'"),
-        ({"topology": Topology(2, 2), "cut": ((1, 3), (3, 1))}, "needs one run of layers for each worker"),
+        ({"topology": Topology(2, 2), "cut": ((1, 3), (3, 1))}, "needs one run of layers per worker"),
     ],
     ids=["virtual", "recut", "unequal"],
 )
