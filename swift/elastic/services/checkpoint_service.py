@@ -340,7 +340,7 @@ class CheckpointService:
                     stamp = StateId(command.generation, command.stamp.step)
                     return StateRestored(stamp, lines, facts, is_resharded=True)
         except Exception as error:  # whatever the error is, the service must survive to try the next checkpoint
-            return _failure(command, max(self._steps, default=None), error)
+            return _failure(command, self.checkpoints, error)
 
     def save(
         self,
@@ -486,7 +486,7 @@ def _load_up_to(
     return None
 
 
-def _failure(command: CheckpointCommand, newest: int | None, error: Exception) -> CommandFailed:
+def _failure(command: CheckpointCommand, checkpoints: Path, error: Exception) -> CommandFailed:
     reason = " ".join(str(error).split())
     if not isinstance(error, SettingError | RunError | OSError):
         traceback.print_exception(error)
@@ -495,7 +495,8 @@ def _failure(command: CheckpointCommand, newest: int | None, error: Exception) -
         return CommandFailed("save", command.stamp.step, reason)
     if isinstance(command, Reshard):
         return CommandFailed("reshard", command.stamp.step, reason, command.generation)
-    return CommandFailed("load", newest if command.step is None else command.step, reason, command.generation)
+    step = max(checkpoint_steps(checkpoints), default=None) if command.step is None else command.step
+    return CommandFailed("load", step, reason, command.generation)
 
 
 class ServiceShutdown:

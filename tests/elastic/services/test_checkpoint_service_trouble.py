@@ -1,5 +1,6 @@
 """A failed checkpoint is reported in a line, costs no other checkpoint, and does not end the checkpoint service."""
 
+import errno
 import io
 import os
 import re
@@ -154,6 +155,16 @@ def test_an_error_of_any_kind_is_one_line_and_not_the_end(checkpoint_service, mo
         (answer,) = served(checkpoint_service, SaveCheckpoint(StateId(3, 4), RANKS))
     assert answer == CommandFailed("save", 4, "ValueError: Error opening driver: no luck")
     assert isinstance(served(checkpoint_service, SaveCheckpoint(StateId(3, 4), RANKS))[0], Saved)
+
+
+def test_a_failed_save_is_told_although_the_directory_cannot_be_listed(checkpoint_service, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for name in ("save_checkpoint", "checkpoint_steps"):
+        monkeypatch.setattr(f"swift.elastic.services.checkpoint_service.{name}", fail)
+    (answer,) = served(checkpoint_service, SaveCheckpoint(StateId(3, 4), RANKS))
+    assert answer == CommandFailed("save", 4, "[Errno 5] Input/output error")
 
 
 def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loaded_instead(checkpoint_service):
