@@ -23,13 +23,18 @@ def read_worker(text: str) -> Worker | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def worker_name(worker: Worker) -> str:
+    """Formats a worker as ``d:p``, the notation of settings, events and plans."""
+    return f"{worker[0]}:{worker[1]}"
+
+
 def worker_names(workers: Iterable[Worker]) -> list[str]:
     """Returns workers' names as in settings, events and plans, in order.
 
     >>> worker_names({(1, 2), (0, 3)})
     ['0:3', '1:2']
     """
-    return [f"{d}:{p}" for d, p in sorted(workers)]
+    return list(map(worker_name, sorted(workers)))
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Topology:
         for d, p in sorted(failed):
             if not (0 <= d < self.num_pipelines and 0 <= p < self.num_stages):
                 allowed = f"no such worker among {self.num_pipelines} pipelines x {self.num_stages} stages"
-                raise SettingError("failed worker", f"{d}:{p}", allowed)
+                raise SettingError("failed worker", worker_name((d, p)), allowed)
         return tuple(worker for worker in self.workers if worker not in failed)
 
     def live_workers(self, failed: frozenset[Worker] = frozenset()) -> tuple[Worker, ...]:

@@ -30,7 +30,7 @@ from swift.schedules.plans.store import PlanStore, document
 from swift.schedules.problem import COST_NAMES, Chunk, Costs, Problem, common_chunks, cut_by_costs
 from swift.schedules.registry import PLANNERS, with_chunk_shape
 from swift.schedules.schedule import Schedule
-from swift.topology import Topology, Worker
+from swift.topology import Topology, Worker, worker_name
 from swift.typed import SourceText
 
 _FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json", ".txt": "text", "": "text"}
@@ -259,10 +259,12 @@ def _facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: 
     return {
         "adapt": plan.mode,
         "blocks_of_worker": {
-            f"{d}:{p}": _blocks(runs, in_v=plan.work.in_v) for (d, p), runs in plan.blocks_of_worker.items()
+            worker_name(worker): _blocks(runs, in_v=plan.work.in_v) for worker, runs in plan.blocks_of_worker.items()
         },
         "position_of_worker": {
-            f"{d}:{p}": f"{e}:{q}" for (d, p), (e, q) in plan.relocation.place_of.items() if (d, p) != (e, q)
+            worker_name(worker): worker_name(place)
+            for worker, place in plan.relocation.place_of.items()
+            if worker != place
         },
         "microbatches_of_pipeline": list(plan.schedule.problem.microbatches),
         "throughput": without / plan.period,

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from swift.schedules.problem import Kind, Problem
 from swift.schedules.schedule import Schedule, makespan
-from swift.topology import Worker
+from swift.topology import Worker, worker_name, worker_names
 
 _MAX_ROWS = 64
 _MAX_NAMED = 8
@@ -85,11 +85,6 @@ class Row:
         return worker_name(self.worker)
 
 
-def worker_name(worker: Worker) -> str:
-    """Formats a worker as ``d:p``, the notation of the command line."""
-    return f"{worker[0]}:{worker[1]}"
-
-
 def _blocks_name(problem: Problem, worker: Worker) -> str:
     """Formats the runs of blocks that a worker holds, such as ``0-3 12-15``; empty if unknown."""
     return " ".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in problem.runs_of(worker))
@@ -128,7 +123,7 @@ def failures(problem: Problem) -> str:
         return "no failure"
     if len(problem.failed) > _MAX_NAMED:
         return f"{len(problem.failed)} workers failed"
-    return f"{' '.join(map(worker_name, sorted(problem.failed)))} failed"
+    return f"{' '.join(worker_names(problem.failed))} failed"
 
 
 def counted(number: int, name: str) -> str:

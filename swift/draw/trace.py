@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from swift.draw.text import KIND_NAMES, worker_name
+from swift.draw.text import KIND_NAMES
 from swift.schedules.problem import Kind, Problem, TimedOp
 from swift.schedules.schedule import Schedule, makespan
+from swift.topology import worker_name
 
 UNIT_US = 1000.0
 """Microseconds per unit of the costs' time, so that one unit appears as a millisecond."""

@@ -26,7 +26,7 @@ from jaxtyping import Array, Int
 from swift.errors import SettingError
 from swift.mesh.devices import emulate_devices
 from swift.mesh.per_rank import AXES, REPLICATED, WORKER_AXIS, is_spec, map_specs, sharded, vmapped
-from swift.topology import RANK_KINDS, RankKind, Topology, Worker
+from swift.topology import RANK_KINDS, RankKind, Topology, Worker, worker_name
 
 _MAX_HOSTS = 4
 """Maximum number of hosts that ``host_line`` lists."""
@@ -340,9 +340,9 @@ def host_line(workers: Sequence[Worker], mesh: Mesh) -> str:
         mesh: devices ``[rows, expert ranks]``.
     """
     workers_by_host: dict[int, dict[str, None]] = {}
-    for (d, p), devices in zip(workers, mesh.devices, strict=True):
+    for worker, devices in zip(workers, mesh.devices, strict=True):
         for device in devices:
-            workers_by_host.setdefault(device.process_index, {})[f"{d}:{p}"] = None
+            workers_by_host.setdefault(device.process_index, {})[worker_name(worker)] = None
     is_split = sum(map(len, workers_by_host.values())) > len(workers)
     ranks = "across hosts" if is_split else "within a host"
     shown = [f"host {host} has {', '.join(workers_by_host[host])}" for host in sorted(workers_by_host)[:_MAX_HOSTS]]

@@ -159,16 +159,20 @@ class Group:
         if self.size >= 1 << 31:
             return self.pack(state)
         treedef, shapes = self._template.treedef, self._template.shapes
-        by_rows = lambda state: join_by_rows(treedef.flatten_up_to(state), shapes)  # noqa: E731
-        return jax.lax.platform_dependent(state, tpu=by_rows, default=self.pack)
+        return jax.lax.platform_dependent(
+            state, tpu=lambda state: join_by_rows(treedef.flatten_up_to(state), shapes), default=self.pack
+        )
 
     def unpack_stack(self, vectors: jax.Array) -> Any:
         """Unpacks like ``unpack``; on TPUs a few rows at a time, as long as positions fit into 32 bits."""
         if self.size >= 1 << 31:
             return self.unpack(vectors)
         treedef, shapes = self._template.treedef, self._template.shapes
-        by_rows = lambda vectors: jax.tree.unflatten(treedef, split_by_rows(vectors, shapes))  # noqa: E731
-        return jax.lax.platform_dependent(vectors, tpu=by_rows, default=self.unpack)
+        return jax.lax.platform_dependent(
+            vectors,
+            tpu=lambda vectors: jax.tree.unflatten(treedef, split_by_rows(vectors, shapes)),
+            default=self.unpack,
+        )
 
     def module(self, state: Any) -> Any:
         """Creates a module from its state."""

@@ -20,6 +20,7 @@ import numpy as np
 from swift.errors import SettingError
 from swift.runlog.files import EVENTS
 from swift.runlog.reading import Run, scalars
+from swift.topology import worker_name
 
 _BEGINNINGS = ("start", "resume")
 
@@ -491,7 +492,7 @@ def _topology_names(run: Run, event: Mapping[str, Any]) -> list[str]:
         raise SettingError(str(run.path / EVENTS), " x ".join(f"{count:g}" for count in counts), "is not a topology")
     pipelines, stages, ranks = map(int, counts)
     if pipelines > 1:
-        return [f"{d}:{p}" for d, p in product(range(pipelines), range(stages))]
+        return list(map(worker_name, product(range(pipelines), range(stages))))
     return [f"0:{p} rank {r}" for p, r in product(range(stages), range(ranks))]
 
 

@@ -65,7 +65,7 @@ from swift.schedules.schedule import (
     round_of,
     window_period,
 )
-from swift.topology import Topology, worker_names
+from swift.topology import Topology, worker_name, worker_names
 
 VERSION = 1
 """Version of the format and of the planners' results; a higher one makes every stored plan be planned again."""
@@ -129,7 +129,7 @@ def _chunk_fields(problem: Problem) -> dict[str, Any]:
 
 def _describe(problem: Problem) -> dict[str, Any]:
     limit, number, chunk_fields = problem.memory_limit, problem.num_microbatches, _chunk_fields(problem)
-    runs = {f"{d}:{p}": problem.runs_of((d, p)) for d, p in problem.live_workers}
+    runs = {worker_name(worker): problem.runs_of(worker) for worker in problem.live_workers}
     if any(runs.values()):
         chunk_fields["blocks"] = {worker: [list(run) for run in worker_runs] for worker, worker_runs in runs.items()}
     return chunk_fields | {
@@ -147,7 +147,7 @@ def _describe(problem: Problem) -> dict[str, Any]:
 def _peaks(schedule: Schedule) -> dict[str, float]:
     peaks = peak_memory(schedule) / schedule.problem.costs.f_stash
     workers = schedule.problem.topology.workers
-    return {f"{d}:{p}": peak for (d, p), peak in zip(workers, peaks.tolist(), strict=True)}
+    return dict(zip(map(worker_name, workers), peaks.tolist(), strict=True))
 
 
 def _sizes(table: TickTable) -> dict[str, int]:
@@ -166,14 +166,14 @@ def _sizes(table: TickTable) -> dict[str, int]:
 
 def _ops(schedule: Schedule) -> Iterator[dict[str, Any]]:
     is_plain = schedule.problem.is_plain
-    for (kind, iteration, pipeline, microbatch, chunk), (d, p), start, end in schedule.ops():
+    for (kind, iteration, pipeline, microbatch, chunk), worker, start, end in schedule.ops():
         yield {
-            "worker": f"{d}:{p}",
+            "worker": worker_name(worker),
             "kind": kind.name,
             "iteration": iteration,
             "pipeline": pipeline,
             "microbatch": None if kind == Kind.U else microbatch,
-            "stage": p,
+            "stage": worker[1],
             **({} if is_plain else {"chunk": chunk}),
             "start": start,
             "end": end,
