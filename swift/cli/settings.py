@@ -55,13 +55,11 @@ def settings(options: argparse.Namespace) -> None:
             meaning = (inspect.getdoc(kind) or "").partition("\n")[0]  # None with python -OO
             lines += [f"@{name}(): {meaning}".rstrip(": "), "", *_shown(kind_settings, width), ""]
     sys.stdout.write("\n".join(lines[:-1]) + "\n")
-    sys.stdout.flush()
 
 
 def config(options: argparse.Namespace) -> None:
     """``swift config CONFIG.gin``: every setting of an experiment, defaults included, as gin."""
     sys.stdout.write(config_text(load_experiment(options.config, options.set)))
-    sys.stdout.flush()
 
 
 def _named(name: str, groups: dict[str, list[_Setting]], every: Sequence[_Setting]) -> list[_Setting]:

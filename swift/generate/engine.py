@@ -197,9 +197,7 @@ class TextEngine:
         """Runs the model once; returns (passages, logits after each)."""
         config, sequences = self.config, self.pool.running
         read = [sequence for sequence in sequences if sequence.is_read]
-        unread = sorted(
-            (sequence for sequence in sequences if not sequence.is_read), key=lambda sequence: sequence.read_order
-        )
+        unread = sorted((s for s in sequences if not s.is_read), key=lambda s: s.read_order)
         # A text that slides is prefilled again for every token: alternate, so that it does not starve the others.
         only_slid = all(sequence.has_slid for sequence in unread)
         if not unread or (read and only_slid and not self._decoded_last):

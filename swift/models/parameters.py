@@ -65,6 +65,12 @@ class _Template(NamedTuple):
     treedef: Any
     shapes: tuple[tuple[int, ...], ...]
 
+    def pack_by_rows(self, state: Any) -> jax.Array:
+        return join_by_rows(self.treedef.flatten_up_to(state), self.shapes)
+
+    def unpack_by_rows(self, vectors: jax.Array) -> Any:
+        return jax.tree.unflatten(self.treedef, split_by_rows(vectors, self.shapes))
+
 
 @dataclass(frozen=True)
 class Group:
@@ -158,21 +164,13 @@ class Group:
         """Packs like ``pack``; on TPUs a few rows at a time, as long as positions fit into 32 bits."""
         if self.size >= 1 << 31:
             return self.pack(state)
-        treedef, shapes = self._template.treedef, self._template.shapes
-        return jax.lax.platform_dependent(
-            state, tpu=lambda state: join_by_rows(treedef.flatten_up_to(state), shapes), default=self.pack
-        )
+        return jax.lax.platform_dependent(state, tpu=self._template.pack_by_rows, default=self.pack)
 
     def unpack_stack(self, vectors: jax.Array) -> Any:
         """Unpacks like ``unpack``; on TPUs a few rows at a time, as long as positions fit into 32 bits."""
         if self.size >= 1 << 31:
             return self.unpack(vectors)
-        treedef, shapes = self._template.treedef, self._template.shapes
-        return jax.lax.platform_dependent(
-            vectors,
-            tpu=lambda vectors: jax.tree.unflatten(treedef, split_by_rows(vectors, shapes)),
-            default=self.unpack,
-        )
+        return jax.lax.platform_dependent(vectors, tpu=self._template.unpack_by_rows, default=self.unpack)
 
     def module(self, state: Any) -> Any:
         """Creates a module from its state."""
