@@ -273,8 +273,9 @@ class Run:
         pids = [node.pid for life in self.lives for node in life.nodes if node.pid not in waiting]
         left += [str(path) for pid in pids for path in Path("/dev/shm").glob(f"*swift-{pid}-*")]
         # Files that the machines share stay in the run directory until another first process removes them; one that
-        # refused to start did not.
-        if self.shape.num_nodes > 1 and any(life.first.returncode == -signal.SIGKILL for life in self.lives[-2:]):
+        # refused to start did not. A first process that can start no thread is aborted.
+        is_killed = any(life.first.returncode in (-signal.SIGKILL, -signal.SIGABRT) for life in self.lives[-2:])
+        if self.shape.num_nodes > 1 and is_killed:
             return left
         return left + [str(path) for path in self.run_dir.glob(".swift-*")]
 

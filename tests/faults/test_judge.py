@@ -11,7 +11,7 @@ from faults import evidence, judge
 from faults.campaign import KINDS
 from faults.episode import Episode
 from faults.kinds import Aftermath
-from faults.running import Run
+from faults.running import Life, Run
 from faults.shapes import SHAPES
 
 EXPECTED = {step: 1.0 / step for step in range(1, 11)}
@@ -192,6 +192,16 @@ def test_a_run_that_aborts_without_threads_may_lose_what_it_had_not_saved(code, 
     after = Aftermath(promised=600, observed={"step_at_signal": 640, "code": code})
     Episode(run, {}, deck=None)._resume(0, after)
     assert any("was not kept" in one for one in after.complaints) is not is_right
+
+
+@pytest.mark.parametrize("code", [130, 3, -signal.SIGKILL, -signal.SIGABRT])
+def test_files_that_machines_share_may_stay_where_their_first_process_could_not_remove_them(code, tmp_path):
+    run = Run(SimpleNamespace(corpus=tmp_path), SHAPES["nodes"], tmp_path, tmp_path / "run")
+    first = SimpleNamespace(returncode=code, pid=1)
+    run.lives.append(Life(0, [first], terminal=None))
+    shared = run.run_dir / ".swift-1-x"
+    shared.mkdir(parents=True)
+    assert run.leftovers(patience_s=0.0) == ([str(shared)] if code in (130, 3) else [])
 
 
 @pytest.mark.parametrize(("told", "is_right"), [(["1:1"], True), ([], False)])
