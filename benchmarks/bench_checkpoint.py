@@ -30,6 +30,7 @@ from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
 from swift.runlog.run_directory import RunDirectory
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from swift.train.checkpointer import Checkpointer
 from swift.train.saved_state import split_of
 
@@ -155,7 +156,7 @@ def growth(trainee: Trainee, way: Ours, num_saves: int) -> dict[str, float]:
 
 def sizes(experiment: Experiment) -> dict[str, Any]:
     """Computes shares of a full checkpoint from the shapes of the state alone."""
-    split = split_of(experiment.step_spec(storage_mesh(experiment.topology)))
+    split = split_of(make_step_spec(experiment, storage_mesh(experiment.topology)))
     num_bytes = {name: int(np.prod(leaf.shape)) * leaf.dtype.itemsize for name, leaf in split.shapes.items()}
     dense = sum(num_bytes[name] for name in split.dense_shapes)
     total = sum(num_bytes.values())

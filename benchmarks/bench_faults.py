@@ -18,7 +18,8 @@ import numpy as np
 from measure import publish
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.config.experiment import Experiment, StageRank
+from swift.config.experiment import Experiment
+from swift.config.failures import StageRank
 from swift.experts.config import ExpertConfig
 from swift.models.config import ModelConfig
 from swift.runlog.reading import Run, read_run

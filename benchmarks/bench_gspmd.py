@@ -33,6 +33,7 @@ from swift.experts.placement.symi import Symi
 from swift.experts.routing import balance_loss, count_choices, route
 from swift.mesh.devices import emulate_devices
 from swift.pipeline.step.spec import StepSpec
+from swift.train.build import make_engine, make_loader
 
 DEVICES = 8
 AXIS = "devices"
@@ -144,7 +145,7 @@ def expert_parallel(num_sequences: int, rounds: int) -> dict[str, Any]:
     """Compares eight ranks of the demo's model with GSPMD, after checking that they compute the same."""
     ours = {policy.name: Trainee(demo(policy, "decoupled", num_sequences)) for policy in (Static(), Symi())}
     setup = ours["static"].experiment
-    batch = setup.loader("train").batch(0)
+    batch = make_loader(setup, "train").batch(0)
     peer = Gspmd(setup, ours["static"].spec, batch, DEVICES)
     losses = float(np.ravel(jax.device_get(ours["static"]()["loss"]))[0]), float(peer())
     assert abs(losses[0] - losses[1]) < 1e-4, f"they compute different losses: {losses}"
@@ -156,7 +157,7 @@ def pipeline(rounds: int, *, moe: bool) -> dict[str, Any]:
     """Compares 2 pipelines of 2 stages of 2 expert ranks, 4 micro-batches each, with GSPMD on the same 8 devices."""
     setup = experiment((2, 2, 2), 4, moe=moe)
     batch = draw_batch(setup)
-    with setup.engine(frozenset(), "none") as engine:
+    with make_engine(setup, frozenset(), "none") as engine:
         ours = Stepped(engine, [batch])
         peer = Gspmd(setup, engine.spec, batch, len(batch.inputs) * 2)
         losses = float(np.ravel(jax.device_get(ours()))[0]), float(peer())

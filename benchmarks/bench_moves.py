@@ -29,7 +29,8 @@ from launched import SWIFT, count, events, last_step, members, records, wait
 from measure import publish
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.config.experiment import Experiment, StageRank
+from swift.config.experiment import Experiment
+from swift.config.failures import StageRank
 from swift.config.stored import config_text
 from swift.experts.config import ExpertConfig
 from swift.mesh.devices import emulate_devices

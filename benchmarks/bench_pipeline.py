@@ -35,6 +35,7 @@ from swift.pipeline.step.single_worker import put_batch, single_worker_step
 from swift.pipeline.step.stage import block_function, block_shapes
 from swift.schedules.lowering.tick_table import NONE, NOTHING, Moves, TickTable
 from swift.topology import Worker
+from swift.train.build import make_engine, make_step_spec
 
 ROUNDS = 9
 IDLE_TICKS = 2_000
@@ -60,7 +61,7 @@ def window(setup: Experiment) -> dict[str, float]:
     """Measures CPU-seconds of a window of 3 iterations over those of three iterations with a barrier, in turns."""
     batch, calls = draw_batch(setup), {}
     for name, length in (("window", 3), ("singles", 1)):
-        engine = replace(setup, window=length).engine(frozenset(), "none")
+        engine = make_engine(replace(setup, window=length), frozenset(), "none")
         calls[name] = Stepped(engine, [batch] * 3)
     return ratio(paired_costs(dict(calls), ROUNDS), "window", "singles")
 
@@ -120,7 +121,7 @@ def compile_by_layers(shape: tuple[int, int, int]) -> dict[str, Any]:
             batch = draw_batch(setup)
             started = cpu_seconds()
             if shape == (1, 1, 1):
-                spec = setup.step_spec()
+                spec = make_step_spec(setup)
                 single_worker_step(spec).lower(spec.abstract(with_slots=True), put_batch(batch, spec.live)).compile()
             else:
                 Pipelined(setup, frozenset(), batch)
@@ -133,7 +134,7 @@ def stage_figures(*, moe: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     fused_flops = {}
     for remat in (False, True):
-        spec = experiment((1, 2, 1), 1, moe=moe, remat="block" if remat else "none").step_spec()
+        spec = make_step_spec(experiment((1, 2, 1), 1, moe=moe, remat="block" if remat else "none"))
         stage, (layers, extras, x) = split_stage(spec, SEQUENCES)
         parts, given = stage.kinds[moe], block_shapes(layers, extras, moe)
         out = (x, jax.ShapeDtypeStruct((), jnp.float32))
@@ -182,7 +183,7 @@ def reconfiguration() -> dict[str, Any]:
     batch = draw_batch(setup)
     figures: dict[str, Any] = {}
     for prepare in ("none", "next"):
-        with setup.engine(frozenset(), prepare) as engine:
+        with make_engine(setup, frozenset(), prepare) as engine:
             stepped, times = Stepped(engine, [batch]), []
             stepped()
             engine.settle()

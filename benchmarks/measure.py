@@ -20,6 +20,7 @@ from swift.models.config import model_size
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.single_worker import put_batch, single_worker_step
 from swift.pipeline.step.spec import StepSpec
+from swift.train.build import make_loader, make_step_spec
 
 
 def machine() -> dict[str, Any]:
@@ -108,10 +109,10 @@ class Trainee:
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
-        self.spec: StepSpec = experiment.step_spec()
+        self.spec: StepSpec = make_step_spec(experiment)
         self.state: TrainState = self.spec.init(jax.random.key(experiment.seed))
         self.step = single_worker_step(self.spec)
-        loader = experiment.loader("train")
+        loader = make_loader(experiment, "train")
         self.batches = [put_batch(loader.batch(i), self.spec.live) for i in range(16)]
         self.count = 0
 

@@ -26,6 +26,7 @@ from swift.pipeline.step.tick_arrays import table_arrays
 from swift.pipeline.step.train_step import barrier_step
 from swift.schedules.lowering.tick_table import TickTable
 from swift.topology import Topology, Worker
+from swift.train.build import make_engine, make_step_spec
 
 SEQUENCES = 4  # of a micro-batch
 
@@ -48,7 +49,7 @@ class Pipelined:
     """An iteration by the interpreter, even with only one worker."""
 
     def __init__(self, setup: Experiment, failed: frozenset[Worker], batch: Batch):
-        engine = setup.engine(failed, "none")
+        engine = make_engine(setup, failed, "none")
         self.spec, self.plan, self.table = engine.spec, engine.configuration, engine.configuration.plans[1].table
         live = self.spec.live
         self.rows = live.put(batch_of_rows([batch], self.table, self.plan.pipeline_D, live.num_ranks), RANKED)
@@ -131,7 +132,7 @@ class Lone:
 def single_worker_program(setup: Experiment, batch: Batch) -> StepSpec:
     """Puts the whole global batch on one rank, which has a slot for every expert."""
     alone = replace(setup, topology=Topology(), experts=replace(setup.experts, slots_per_rank=8))
-    return replace(alone.step_spec(), num_microbatches=len(batch.inputs))
+    return replace(make_step_spec(alone), num_microbatches=len(batch.inputs))
 
 
 def draw_batch(setup: Experiment) -> Batch:

@@ -41,6 +41,7 @@ from swift.experts.optimizer import OptimizerConfig  # noqa: E402
 from swift.experts.placement.policy import Static  # noqa: E402
 from swift.pipeline.step.single_worker import put_batch, single_worker_step  # noqa: E402
 from swift.topology import Topology  # noqa: E402
+from swift.train.build import make_step_spec  # noqa: E402
 from swift.train.model_directory import load_exported  # noqa: E402
 
 VOCABULARY, LENGTH, SEQUENCES = 8192, 256, 8
@@ -121,7 +122,7 @@ class Ours:
             sequences_per_microbatch=SEQUENCES,
         )
         gpt, weights = load_exported(stored, path)
-        self._spec = experiment.step_spec()
+        self._spec = make_step_spec(experiment)
         self._state = self._spec.state_from_params(gpt.pack(weights))
         self._step = single_worker_step(self._spec)
         self._batch = put_batch(Batch(*(of[None] for of in batch)), self._spec.live)

@@ -3,8 +3,11 @@
 Several packages check these limits, and some of them do not import JAX.
 """
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, Literal, get_args, get_origin
 
 INTERRUPTED = 130
 """Exit code of a run stopped by Ctrl-C or SIGTERM, the same as a shell's for Ctrl-C."""
@@ -74,6 +77,23 @@ def renamed_settings(names: Mapping[str, str]) -> Iterator[None]:
         raise SettingError(names[error.setting], error.value, error.allowed) from error
 
 
+@contextmanager
+def renamed_errors(translate: Callable[[SettingError], SettingError]) -> Iterator[None]:
+    """Translates a SettingError raised in the block, for example into the options that the user has given."""
+    try:
+        yield
+    except SettingError as error:
+        raise translate(error) from error
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Suggests the nearest known name, or else ``otherwise`` or all names; of a name ``a.b`` only b is compared."""
+    names = {full.rpartition(".")[2].lower(): full for full in known}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    every = ", ".join(names.values()) or "none"
+    return f"did you mean {names[near[0]]}?" if near else otherwise or f"there are {every}"
+
+
 def first_line(error: BaseException) -> str:
     """Returns the first line of an exception's message, or the name of its class if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -91,6 +111,16 @@ def error_line(error: BaseException) -> str:
 
 class RunError(RuntimeError):
     """A run that has started cannot continue; the message says how to resume it; exit code 3."""
+
+
+def check_choices(owner: Any) -> None:
+    """Raises SettingError unless a dataclass's settings with a ``Literal`` or ``bool`` annotation have such values."""
+    for setting in dataclasses.fields(owner):
+        value, name = getattr(owner, setting.name), f"{type(owner).__name__}.{setting.name}"
+        if get_origin(setting.type) is Literal and value not in get_args(setting.type):
+            raise SettingError(name, value, f"must be one of {', '.join(get_args(setting.type))}")
+        if setting.type is bool and not isinstance(value, bool):
+            raise SettingError(name, value, "must be True or False")
 
 
 def check_count(setting: str, value: object, least: int, most: int = MOST_COUNT) -> None:

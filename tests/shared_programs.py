@@ -12,6 +12,7 @@ from swift.checkpoint.config import CheckpointConfig
 from swift.config.experiment import Experiment
 from swift.data.config import DataConfig
 from swift.pipeline.reconfigure.compiled_steps import Steps, program_key
+from swift.train import build
 
 NOT_COMPILED: dict[str, Any] = {
     "data": DataConfig(),
@@ -35,7 +36,7 @@ def shared_programs(kept: dict[Any, Any]) -> Iterator[None]:
     Args:
         kept: the programs by what they depend on; it is added to.
     """
-    make_spec, get = Experiment.step_spec, Steps._get
+    make_spec, get = build.make_step_spec, Steps._get
 
     def step_spec(experiment: Experiment, *given: Any) -> Any:
         spec = make_spec(experiment, *given)
@@ -56,7 +57,7 @@ def shared_programs(kept: dict[Any, Any]) -> Iterator[None]:
         return kept[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Experiment, "step_spec", step_spec)
+        patch.setattr(build, "make_step_spec", step_spec)
         patch.setattr(Steps, "_get", get_shared)
         yield
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from swift.errors import SettingError, check_count, check_number
+from swift.errors import SettingError, check_choices, check_count, check_number
 
-_SELECTIONS = ("sequential", "load_aware")
 _EXPERTS = {"experts_per_layer": "full checkpoints", "snapshot_experts_per_layer": "whole snapshots"}
 
 
@@ -47,8 +46,7 @@ class CheckpointConfig:
         if self.snapshot_experts_per_layer != "all" and not self.snapshot_every:
             allowed = "would change nothing: it needs a number as CheckpointConfig.snapshot_every"
             raise SettingError("CheckpointConfig.snapshot_experts_per_layer", self.snapshot_experts_per_layer, allowed)
-        if self.selection not in _SELECTIONS:
-            raise SettingError("CheckpointConfig.selection", self.selection, f"choose one of {', '.join(_SELECTIONS)}")
+        check_choices(self)
         if self.plt_budget is not None:
             check_number("CheckpointConfig.plt_budget", self.plt_budget, above=0)
             if self.plt_budget >= 1:

@@ -21,6 +21,7 @@ from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
 from swift.cli.nodes import NodeListener, Nodes, Platform, ProcessCommands, nodes_of
 from swift.cli.run_setup import corpora_directory, observers_of, run_dir_of, weights_of
 from swift.cli.values import OF_PROCESSES, deadlines_of
+from swift.config.cuts import checkpoint_cut, model_chunks
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment
 from swift.config.stored import config_text
@@ -53,6 +54,7 @@ from swift.runlog.run_directory import RunDirectory
 from swift.schedules.planners.names import FAULT_FREE
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.topology import Topology
+from swift.train.build import make_loader, migration_policy
 from swift.train.fitting import check_processes
 from swift.train.interrupt import Interrupt
 from swift.train.records import summarize
@@ -106,7 +108,7 @@ class LaunchJob:
         processes = processes_of(experiment.topology, by_rank=by_rank)
         _check(experiment)
         platform = Platform.of(options.platform, experiment, options.recovery, options.prepare)
-        if experiment.move_rule is not None and platform.prepare == "none":
+        if experiment.adapt != "reroute" and platform.prepare == "none":
             raise SettingError("--prepare", "none", f"finds no blocks to move: Experiment.adapt = {experiment.adapt!r}")
         _check_snapshots(experiment, by_rank)
         _check_sharded(experiment, by_rank)
@@ -152,7 +154,7 @@ class LaunchJob:
     @property
     def own_cut(self) -> ChunkAssignment:
         """Workers that hold each chunk; falsy if all pipelines have the same cut."""
-        chunks = self.experiment.chunks
+        chunks = model_chunks(self.experiment)
         return DEFAULT_ASSIGNMENT if chunks.is_uniform_cut else ChunkAssignment(chunks.stage_DC)
 
     def show(self, text: str) -> None:
@@ -216,7 +218,7 @@ class LaunchJob:
                 begins_with_state=self.options.resume or self.options.init_from is not None,
                 is_elastic=self.is_elastic,
                 own_cut=self.own_cut,
-                move_rule=self.experiment.move_rule,
+                move_rule=migration_policy(self.experiment),
                 memory_checkpoint_every=self.memory_checkpoint_every,
                 joins_once=self.platform.accelerator is not None,
                 needs_all=self.platform.accelerator == "tpu",
@@ -353,7 +355,7 @@ def _launch(job: LaunchJob, run: TrainOptions, lease: Lease, storage: StorageLoc
     # once, and before any process starts.
     find_weights(experiment, run)
     corpus = job.corpus()
-    data = experiment.loader("train", corpus).state()
+    data = make_loader(experiment, "train", corpus).state()
     job.show(storage.text)
     shared = run.run_dir if job.nodes.count > 1 else None
     with (
@@ -420,7 +422,7 @@ def _log_start(experiment: Experiment, directory: RunDirectory, done: int, run_s
         done,
         pipelines=topology.num_pipelines,
         stages=topology.num_stages,
-        layers_of_stages=list(experiment.blocks.sizes),
+        layers_of_stages=list(checkpoint_cut(experiment).sizes),
         ranks=topology.num_expert_ranks,
         processes=[str(process) for process in run_spec.processes],
     )

@@ -281,7 +281,7 @@ class Platform:
         if prepare == "next":
             allowed = f"must be 'none' with --platform {name}: all accelerators belong to the processes that train"
             raise SettingError("--prepare", "next", allowed)
-        if experiment.move_rule is not None:
+        if experiment.adapt != "reroute":
             allowed = f"must be 'reroute' with --platform {name}: blocks move only between processes that continue"
             raise SettingError("Experiment.adapt", experiment.adapt, allowed)
         return cls(name, "restart", "none")

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from swift.cli.values import PICTURE, PLACEMENT, check_output
-from swift.config.mistakes import renamed_errors, suggest
-from swift.errors import SettingError, check_count
+from swift.errors import SettingError, check_count, renamed_errors, suggest
 from swift.experts.placement.library import check_loads, place_experts, rank_loads
 from swift.experts.placement.packed import MinMax, Packed
 from swift.experts.placement.policy import PlacementPolicy, Static

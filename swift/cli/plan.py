@@ -18,9 +18,8 @@ from typing import Any
 from rich.console import Console
 
 from swift.cli.values import PLAN, check_output, costs_of, seconds_of, workers_of
-from swift.config.mistakes import renamed_errors, suggest
 from swift.draw.text import counted, draw_chart, summarize
-from swift.errors import SettingError, check_count, check_number, renamed_settings
+from swift.errors import SettingError, check_count, check_number, renamed_errors, renamed_settings, suggest
 from swift.files import replace_file
 from swift.schedules.adapt.choice import MODES, Adaptation, adapt, fault_free, rerouted
 from swift.schedules.adapt.layouts import BlockProblem

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from swift.config.gin_reader import CONFIGURABLES, load_experiment
-from swift.config.mistakes import suggest
 from swift.config.stored import config_text
-from swift.errors import SettingError
+from swift.errors import SettingError, suggest
 from swift.typed import described
 
 _SECTION = re.compile(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", re.DOTALL | re.MULTILINE)

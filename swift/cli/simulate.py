@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.cli.values import PICTURE, check_output, costs_of, named_numbers, seconds_of
-from swift.config.mistakes import renamed_errors, suggest
-from swift.errors import SettingError, check_count
+from swift.errors import SettingError, check_count, renamed_errors, suggest
 from swift.files import replace_file
 from swift.schedules.problem import Problem
 from swift.simulate.engine import CAUSES

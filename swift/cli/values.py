@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift.config.mistakes import suggest
 from swift.deadlines import Deadlines
-from swift.errors import SettingError
+from swift.errors import SettingError, suggest
 from swift.schedules.problem import COST_NAMES, Costs
 from swift.topology import Worker, read_worker
 

@@ -1,59 +1,49 @@
 """Refuses settings that exclude each other, such as snapshots and peers, or tied state and failures."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.data.config import DataConfig
+from swift.config.cuts import model_chunks, planning_problem
+from swift.config.experiment import Experiment
+from swift.config.failures import failure_list
 from swift.errors import MOST_COUNT, SettingError, check_number
+from swift.experts.capacity.exact import check_exact
 from swift.experts.config import ExpertConfig
-from swift.experts.optimizer import OptimizerConfig
-from swift.experts.placement.policy import PlacementPolicy, Static
-from swift.models.config import AttentionKernel, ModelConfig, Remat
+from swift.experts.optimizer import OptimizerConfig, learning_rate
+from swift.experts.placement.policy import PlacementPolicy, Static, check_slots
+from swift.models.config import ModelConfig
 from swift.models.cuts import Chunks
 from swift.schedules.planners.names import FAULT_FREE, PLANNER_NAMES, SHAPES, CustomPlanner
+from swift.schedules.problem import Costs
 from swift.topology import RankKind, Topology
 
-_PARTS = {
-    "model": ModelConfig,
-    "experts": ExpertConfig,
-    "topology": Topology,
-    "data": DataConfig,
-    "optimizer": OptimizerConfig,
-    "checkpoint": CheckpointConfig,
-}
-_CHOICES = {
-    "compute_dtype": ("float32", "bfloat16", "float64"),
-    "wire_dtype": ("compute", "float32", "bfloat16"),
-    "attention": ("auto", *get_args(AttentionKernel)),
-    "embedding": ("replicated", "sharded"),
-    "head": ("replicated", "sharded"),
-    "adapt": ("reroute", "reassign", "recut", "auto"),
-    "remat": get_args(Remat),
-}
-STEP_SETTINGS = {"StepSpec.policy": "Experiment.placement", "StepSpec.memory": "OptimizerConfig.memory"}
-"""Names of a step spec's fields, and the settings that users know them by."""
-_SWITCHES = ("separate_documents",)
 
-
-def check_parts(settings: Mapping[str, Any]) -> None:
-    """Raises SettingError unless an experiment's parts have the right types, and its placement is a policy."""
-    for name, kind in _PARTS.items():
-        if not isinstance(settings[name], kind):
-            raise SettingError(f"Experiment.{name}", settings[name], f"must be @{kind.__name__}()")
-    policy = settings["placement"]
-    if isinstance(policy, type) or not hasattr(policy, "init"):
-        raise SettingError("Experiment.placement", policy, "must be a placement policy, such as @Symi()")
-
-
-def check_choices(settings: Mapping[str, Any]) -> None:
-    """Raises SettingError if a setting with a fixed list of values has another value."""
-    for name, choices in _CHOICES.items():
-        if settings[name] not in choices:
-            raise SettingError(f"Experiment.{name}", settings[name], f"choose one of {', '.join(choices)}")
-    for name in _SWITCHES:
-        if not isinstance(settings[name], bool):
-            raise SettingError(f"Experiment.{name}", settings[name], "must be True or False")
+def check(experiment: Experiment) -> None:
+    """Raises SettingError if settings exclude each other: what would fail only after files were written and JAX ran."""
+    settings, topology, experts = vars(experiment), experiment.topology, experiment.experts
+    check_sequences(experiment.sequences_per_microbatch, experiment.model.sequence_length, topology)
+    check_slots(experts.num_classes, topology.num_expert_ranks, experts.slots_per_rank)
+    check_rules(experts, experiment.placement)
+    if experts.is_exact:
+        check_exact(experts.num_classes, topology.num_expert_ranks, experts.slots_per_rank)
+    experiment.checkpoint.check_classes(experts.num_classes)
+    check_microbatches(experiment.microbatches, topology, experiment.num_microbatches)
+    chunks = model_chunks(experiment)
+    check_cuts(chunks, experiment.planner)
+    check_adapting(settings, chunks)
+    check_warmup(experiment.optimizer, experiment.num_steps)
+    learning_rate(experiment.optimizer, experiment.num_steps)
+    check_single_worker(settings)
+    check_window(experiment.window, experiment.num_steps, experiment.eval_every, experiment.checkpoint)
+    planning_problem(experiment, Costs())
+    lost_ranks = {event.rank for event in failure_list(experiment).events}
+    check_planner(experiment.planner, fails=None in lost_ranks)
+    check_sharded(experiment.embedding, experiment.head, experiment.model, loses_ranks=bool(lost_ranks - {None}))
+    check_snapshots(experiment.checkpoint, topology)
+    check_memory(experiment.optimizer.memory, experiment.ranks, chunks, experiment.adapt)
+    if experiment.optimizer.layout == "coupled":
+        check_coupled(settings)
 
 
 def check_warmup(optimizer: OptimizerConfig, num_steps: int) -> None:
@@ -157,13 +147,6 @@ def check_sequences(sequences_per_microbatch: int, sequence_length: int, topolog
     if sequences_per_microbatch < topology.num_expert_ranks:
         allowed = f"must be at least Topology.num_expert_ranks = {topology.num_expert_ranks}"
         raise SettingError("Experiment.sequences_per_microbatch", sequences_per_microbatch, allowed)
-
-
-def check_vocabulary(vocab_size: int, num_tokens: int) -> None:
-    """Raises SettingError if a model has no embedding for some of the tokenizer's tokens."""
-    if vocab_size < num_tokens:
-        allowed = f"must be at least {num_tokens}, the number of the tokenizer's tokens"
-        raise SettingError("ModelConfig.vocab_size", vocab_size, allowed)
 
 
 def check_microbatches(microbatches: Sequence[int] | None, topology: Topology, num_microbatches: int) -> None:

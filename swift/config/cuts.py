@@ -1,61 +1,66 @@
-"""Cuts a model into stages or runs of layers, by the user's sizes or by estimated costs."""
+"""Divides the model of an experiment: into stages or runs of layers, and into chunks common to all pipelines.
+
+The cut follows the user's sizes or estimated costs.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
-from swift.errors import SettingError
+from swift.config.experiment import Experiment
+from swift.errors import SettingError, renamed_settings
 from swift.experts.config import ExpertConfig
 from swift.models.config import ModelConfig
 from swift.models.cuts import Chunks, Cut, make_cut
-from swift.schedules.problem import common_chunks, cut_by_costs
-from swift.topology import Topology
+from swift.schedules.planners.names import shape_of
+from swift.schedules.problem import Chunk, Costs, Problem, common_chunks, cut_by_costs
 
 
-def cut_model(
-    model: ModelConfig,
-    experts: ExpertConfig,
-    vocab_size: int,
-    topology: Topology,
-    sizes: Any,
-    shape: Sequence[int] | None = None,
-) -> tuple[Cut, ...]:
-    """Cuts a model into stages, or into runs of layers, for each pipeline.
+def model_cuts(experiment: Experiment) -> tuple[Cut, ...]:
+    """Returns the layers of each stage by pipeline, or of each run if stages hold several runs of layers.
 
-    Args:
-        model: shape of the model.
-        experts: settings of its expert layers.
-        vocab_size: size of the vocabulary.
-        topology: pipelines and stages.
-        sizes: number of layers in each part, or such a list for each pipeline. None: an even cut if all parts are then
-            alike; otherwise the cut that makes the most expensive part as cheap as possible.
-        shape: the stage that holds each part; None: the parts are the stages.
+    With ``Experiment.cut`` = None the cut is even if all parts are then alike; otherwise the most expensive part is as
+    cheap as possible.
 
     Raises:
         SettingError: there are more parts than layers, a part has no layer, or the sizes do not add up.
     """
-    num_pipelines, num_stages = topology.num_pipelines, topology.num_stages
-    num_parts = num_stages if shape is None else len(shape)
-    num_runs = num_parts // num_stages
-    if isinstance(sizes, tuple | list) and any(isinstance(size, tuple | list) for size in sizes):
-        if len(sizes) != num_pipelines:
-            allowed = f"must have one list of numbers for each of Topology.num_pipelines = {num_pipelines}"
-            raise SettingError("Experiment.cut", sizes, allowed)
-        return tuple(
-            make_cut(model.moe_layers, num_stages, () if row is None else row, f"Experiment.cut[{d}]", num_runs)
-            for d, row in enumerate(sizes)
-        )
-    if sizes is None and num_parts < model.num_layers and not _are_alike(model, num_parts):
-        costs, first, last = layer_costs(model, experts, vocab_size)
-        sizes = cut_by_costs(costs, num_parts, first, last)
-    return (make_cut(model.moe_layers, num_stages, sizes, "Experiment.cut", num_runs),) * num_pipelines
+    shape = shape_of(experiment.planner, experiment.topology.num_stages)
+    return _cuts(experiment, experiment.cut, len(shape))
 
 
-def chunks_of(cuts: Sequence[Cut], shape: Sequence[int]) -> Chunks:
-    """Divides the model into chunks common to all pipelines' cuts; ``shape`` lists the stage of each part."""
-    sizes, parts = common_chunks([cut.sizes for cut in cuts])
+def checkpoint_cut(experiment: Experiment) -> Cut:
+    """Returns the layers of each stage in a checkpoint: the first pipeline's cut, unless stages hold several runs."""
+    first, num_stages = model_cuts(experiment)[0], experiment.topology.num_stages
+    return first if first.num_stages == num_stages else _cuts(experiment, None, num_stages)[0]
+
+
+def model_chunks(experiment: Experiment) -> Chunks:
+    """Returns the chunks of the model, common to all pipelines' cuts, and the workers that hold them."""
+    every_cut, shape = model_cuts(experiment), shape_of(experiment.planner, experiment.topology.num_stages)
+    sizes, parts = common_chunks([cut.sizes for cut in every_cut])
     return Chunks(
-        cuts[0].moe_layers, sizes, tuple(tuple(shape[part] for part in pipeline_parts) for pipeline_parts in parts)
+        every_cut[0].moe_layers,
+        sizes,
+        tuple(tuple(shape[part] for part in pipeline_parts) for pipeline_parts in parts),
     )
+
+
+def planning_problem(experiment: Experiment, costs: Costs, chunk_costs: tuple[Chunk, ...] = ()) -> Problem:
+    """Makes the planning problem of a window on all workers; without ``chunk_costs`` all chunks cost the same.
+
+    Raises:
+        SettingError: there is too little memory for a single micro-batch.
+    """
+    problem = Problem(
+        experiment.topology,
+        experiment.microbatches or experiment.num_microbatches,
+        costs=costs,
+        num_iterations=experiment.window,
+        chunks=chunk_costs,
+        stage_of_chunk=model_chunks(experiment).stage_DC,
+    )
+    with renamed_settings({"Problem.memory_limit": "Experiment.memory_limit"}):
+        return problem.limited(experiment.memory_limit)
 
 
 def cuts_text(cuts: Sequence[Cut], num_stages: int) -> str:
@@ -96,6 +101,25 @@ def layer_costs(model: ModelConfig, experts: ExpertConfig, vocab_size: int) -> t
     # Times 3: each matmul of the forward pass has two in the backward pass.
     costs = [3.0 * (attention + (mixture if is_moe else dense)) for is_moe in model.moe_layers]
     return costs, vocabulary, 3 * vocabulary
+
+
+def _cuts(experiment: Experiment, sizes: Any, num_parts: int) -> tuple[Cut, ...]:
+    """Cuts the model into parts, for each pipeline, by numbers of layers or by costs."""
+    model, topology = experiment.model, experiment.topology
+    num_pipelines, num_stages = topology.num_pipelines, topology.num_stages
+    num_runs = num_parts // num_stages
+    if isinstance(sizes, tuple | list) and any(isinstance(size, tuple | list) for size in sizes):
+        if len(sizes) != num_pipelines:
+            allowed = f"must have one list of numbers for each of Topology.num_pipelines = {num_pipelines}"
+            raise SettingError("Experiment.cut", sizes, allowed)
+        return tuple(
+            make_cut(model.moe_layers, num_stages, () if row is None else row, f"Experiment.cut[{d}]", num_runs)
+            for d, row in enumerate(sizes)
+        )
+    if sizes is None and num_parts < model.num_layers and not _are_alike(model, num_parts):
+        costs, first, last = layer_costs(model, experiment.experts, experiment.vocab_size)
+        sizes = cut_by_costs(costs, num_parts, first, last)
+    return (make_cut(model.moe_layers, num_stages, sizes, "Experiment.cut", num_runs),) * num_pipelines
 
 
 def _are_alike(model: ModelConfig, num_parts: int) -> bool:

@@ -1,32 +1,27 @@
-"""Reads gin files and overrides into an Experiment or a Pipeline; the only module that imports gin.
+"""Makes an Experiment or a Pipeline from a gin file and overrides; reads the stored configuration of a run or a model.
 
-A gin file is a program: it imports modules and calls what it names. So only files that the user names on the command
-line, and the files they include, go through gin; they are looked up in the working directory and the package. The
-configuration of a run or a model is read as data instead, see ``load_stored``.
+A gin file that the user names on the command line is read as data, see ``swift.config.bindings``, but the modules that
+it imports are executed. The configuration of a run or a model is data alone, see ``load_stored``.
 
-The names in gin files are the names of the frozen dataclasses. The text kept with a run (``config_text``) is written
-from the finished Experiment with all its settings, so it does not depend on defaults, and reading it back gives an
-equal Experiment.
+The names in gin files are the names of the frozen dataclasses, and of the classes and functions in imported modules.
+A setting applies to every object of its class, wherever the object comes from: ``@ModelConfig()``, the default of
+another setting, or a preset such as ``@model_size()``.
 """
 
 import importlib
-import inspect
-import os
-import re
-import tokenize
 import traceback
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
-
-import gin
 
 import swift
 from swift.checkpoint.config import CheckpointConfig
+from swift.config.bindings import Bindings, Reference, parse_override, read_file
 from swift.config.experiment import Experiment
-from swift.config.mistakes import Source, build_mistake, parse_mistake, suggest
+from swift.config.maker import Maker
 from swift.config.stored import StoredObject, UnreadableConfig, build, parts, read_config, user_classes
 from swift.data.config import DataConfig, Mixture
 from swift.data.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
@@ -44,7 +39,7 @@ from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
 from swift.models.config import ModelConfig, model_size
 from swift.topology import Topology
-from swift.typed import SourceText, checked, fitting
+from swift.typed import SourceText, checked
 
 _KINDS = (
     *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
@@ -53,24 +48,9 @@ _KINDS = (
     *(Map, Filter, DropDuplicates, Tokenize, Shuffle, Pack, Stack),
     *(Static, Symi, MinMax, Packed, FlexMoE),
 )
-_NAMED = "a setting is named like Experiment.num_steps"
-_SCOPE = re.compile(r"@((?:\w+/)+)")
-_PARTS = {
-    "ExpertConfig": "experts",
-    "Topology": "topology",
-    "OptimizerConfig": "optimizer",
-    "DataConfig": "data",
-    "CheckpointConfig": "checkpoint",
-}
-"""Parts that every experiment has exactly once, with no alternative class: the setting that holds each."""
 
 CONFIGURABLES: Mapping[str, Callable] = {kind.__name__: kind for kind in _KINDS}
-"""Classes and functions that a gin file can set, by name."""
-_settings = {name: tuple(inspect.signature(kind).parameters) for name, kind in CONFIGURABLES.items()}
-_configurable = {
-    name: gin.external_configurable(checked(kind, CONFIGURABLES), name=name, module="swift")
-    for name, kind in CONFIGURABLES.items()
-}
+"""Swift's classes and functions that a gin file can name."""
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -78,13 +58,14 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
     Args:
         path: gin file.
-        overrides: texts ``NAME=VALUE`` from the command line; a bare word as the value is a string.
+        overrides: texts ``NAME=VALUE`` from the command line, where NAME is ``OptimizerConfig.clip_norm`` or the path
+            ``optimizer.clip_norm``; a bare word as the value is a text.
 
     Raises:
         SettingError: the file cannot be read, a name is unknown (the message suggests the nearest one), a value
-            cannot work, or an override would change nothing.
+            cannot work, or a setting would change nothing.
     """
-    return _build("Experiment", path, overrides)
+    return _make("Experiment", path, _read(path), overrides)
 
 
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
@@ -114,12 +95,11 @@ def load_pipelines(path: Path, overrides: Sequence[str] = ()) -> tuple[Pipeline,
     """
     from swift.data.corpus import training_pipelines
 
-    gin.clear_config()
-    _parse_file(path)
-    names = _bound(gin.config_str())
-    if "Pipeline.source" in names and not any(name.startswith(("Experiment.", "DataConfig.")) for name in names):
-        return (_build("Pipeline", path, overrides),)
-    return training_pipelines(_build("Experiment", path, overrides).data)
+    bindings = _read(path)
+    settings = bindings.by_setting
+    if "Pipeline.source" in settings and not any(name.startswith(("Experiment.", "DataConfig.")) for name in settings):
+        return (_make("Pipeline", path, bindings, overrides),)
+    return training_pipelines(_make("Experiment", path, bindings, overrides).data)
 
 
 def load_stored(
@@ -196,147 +176,49 @@ def _installed(path: Path) -> Path:
     return next((root / path for root in (package, package.parent) if (root / path).exists()), path)
 
 
-def _build(kind: str, path: Path, overrides: Sequence[str]) -> Any:
-    """Builds an object of a class from a gin file's bindings and ``--set`` overrides."""
-    gin.clear_config()  # gin's bindings are global
-    _parse_file(path)
-    for text in overrides:
-        _parse(_binding(text), Source("--set", text))
+def _read(path: Path) -> Bindings:
+    return read_file(path, _installed)
+
+
+def _make(kind: str, path: Path, bindings: Bindings, overrides: Sequence[str]) -> Any:
+    """Makes an object of a class from a file's bindings and ``--set`` overrides, and checks an experiment."""
+    modules = [_import(name, line, file) for name, (file, line) in bindings.modules.items()]
+    maker = Maker.of(kind, bindings, map(parse_override, overrides), _names(modules), CONFIGURABLES, str(path))
+    with maker.locating_errors():
+        made = maker.make(Reference(kind, "", True))
+        if isinstance(made, Experiment):
+            from swift.config.checks import check  # here, since it cuts and plans, which stored models do not need
+
+            check(made)
+    maker.check_used()
+    return made
+
+
+def _import(name: str, line: int, path: str) -> ModuleType:
+    """Imports a module that a file names."""
     try:
-        built = _configurable[kind]()
-    except Exception as error:  # a user's own class may raise anything
-        raise build_mistake(error, str(path)) from error
-    _check_used(overrides)
-    return built
-
-
-def _parse_file(path: Path) -> None:
-    for text, file in _gin_texts(path):
-        _parse(text, Source("CONFIG", str(file)))
-
-
-def _gin_texts(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tuple[str, Path]]:
-    """Yields the texts of a file and the files it includes, in the order in which gin has to parse them.
-
-    An ``include`` is relative to the including file, while gin itself would look in the working directory. Modules that
-    a file imports are imported here.
-
-    Args:
-        path: gin file.
-        including: the chain of files that include it, outermost first.
-
-    Yields:
-        (text, with line feeds in front so that gin's errors name the right line; path of its file).
-
-    Raises:
-        SettingError: a file cannot be read, includes itself, or imports a module that cannot be imported.
-    """
-    path = _installed(path)
-    lines, first = _read(path, including).splitlines(), 0
-
-    def text(end: int) -> str:
-        return "\n" * first + "\n".join(lines[first:end])
-
-    for number, line in enumerate(lines):
-        imported = re.fullmatch(r"\s*import\s+([\w.]+)\s*(#.*)?", line)
-        if imported:
-            _import(imported[1], number + 1, path)
-        include = re.fullmatch(r"\s*include\s+['\"](.*)['\"]\s*(#.*)?", line)
-        if include:
-            yield text(number), path
-            yield from _gin_texts(_resolve_include(path, include[1]), (*including, path))
-            first = number + 1
-    yield text(len(lines)), path
-
-
-def _resolve_include(path: Path, name: str) -> Path:
-    """Resolves an ``include``: relative to the including file, else among the experiments that ship with Swift."""
-    included, shipped = path.parent / name, _installed(Path(name))
-    return shipped if shipped != Path(name) and not included.exists() else included
-
-
-def _import(name: str, line: int, path: Path) -> None:
-    """Imports a module that a file names, before gin does: gin would report the module's errors as the file's."""
-    try:
-        importlib.import_module(name)
+        return importlib.import_module(name)
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename][1:]
         location = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
         reason = f"{location} raises {error_line(error)}" if frames else first_line(error)
-        raise SettingError("CONFIG", str(path), f"line {line} cannot be followed: {reason}") from error
+        raise SettingError("CONFIG", path, f"line {line} cannot be followed: {reason}") from error
 
 
-def _read(path: Path, including: tuple[Path, ...]) -> str:
-    names = " includes ".join(map(str, (*including, path)))
-    if os.path.realpath(path) in map(os.path.realpath, including):
-        raise SettingError("CONFIG", names, "a file cannot include itself")
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise SettingError("CONFIG", names, f"cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingError("CONFIG", names, f"is not UTF-8 text (byte {error.start})") from error
+def _names(modules: Sequence[ModuleType]) -> dict[str, Callable]:
+    """Returns the classes and functions that a file can name: Swift's, and those that its modules define or export.
 
-
-def _parse(text: str, source: Source) -> None:
-    try:
-        gin.parse_config(text)
-    except (SyntaxError, tokenize.TokenError, ValueError, ImportError, RecursionError, MemoryError) as error:
-        raise parse_mistake(error, source, _settings, _values_of) from error
-
-
-def _values_of(setting: str) -> list[str]:
-    """Returns the names that can follow ``@`` in a setting such as ``Experiment.placement``."""
-    owner, _, name = setting.rpartition(".")
-    kind = CONFIGURABLES.get(owner.rpartition(".")[2].rpartition("/")[2])
-    return fitting(typing.get_type_hints(kind).get(name) if kind else None, CONFIGURABLES)
-
-
-def _binding(text: str) -> str:
-    binding = re.fullmatch(r"\s*([\w./]+)\s*=\s*(.*?)\s*", text)
-    if not binding:
-        raise SettingError("--set", text, "must be NAME=VALUE, such as Experiment.num_steps=100")
-    name, value = binding[1], binding[2]
-    if not value.startswith(("@", "%", "'", '"', "(", "[", "{")):
-        try:
-            gin.config.parse_value(value)
-        except (SyntaxError, RecursionError, MemoryError):
-            value = repr(value)
-    return f"{name} = {value}"
-
-
-def _check_used(overrides: Sequence[str]) -> None:
-    """Refuses settings that would be ignored silently.
-
-    An unused setting is an error if it is an override, a bare ``name = value``, in a scope that no value names, or in a
-    part that every experiment has. Unused settings of an alternative may stay: an included file may set
-    ``FlexMoE.interval``, and the including file chooses another policy.
+    Each has two names, such as ``Symi`` and ``swift.Symi``. A name that would stand for two of them stands for none.
     """
-    used, unused = _bound(gin.operative_config_str()), _bound(gin.config_str())
-    overridden = [text.partition("=")[0].strip() for text in overrides]
-    scopes = {scope.rstrip("/") for value in unused.values() for scope in _SCOPE.findall(value)}
-    for name, value in unused.items():
-        if any(_is_within(used_name, name) for used_name in used):
-            continue
-        if "." not in name:
-            everything = [f"{owner}.{setting}" for owner, settings in _settings.items() for setting in settings]
-            raise SettingError(name, SourceText(value), f"is used nowhere; {suggest(name, everything, _NAMED)}")
-        owner = name.rpartition(".")[0]
-        scope, _, kind = owner.rpartition("/")
-        if scope and (kind in ("Experiment", *_PARTS) or not any(f"{s}/".startswith(f"{scope}/") for s in scopes)):
-            raise SettingError(name, SourceText(value), f"would change nothing: this experiment has no @{owner}()")
-        if owner in _PARTS:
-            allowed = f"would change nothing: the file does not say Experiment.{_PARTS[owner]} = @{owner}()"
-            raise SettingError(name, SourceText(value), allowed)
-        if name in overridden:
-            raise SettingError(name, SourceText(value), f"would change nothing: this experiment has no @{owner}()")
-
-
-def _is_within(name: str, other: str) -> bool:
-    """Whether ``name`` is the same setting as ``other``, in the same scope or in a scope inside it."""
-    (scope, _, setting), (other_scope, _, other_setting) = name.rpartition("/"), other.rpartition("/")
-    return setting == other_setting and (not other_scope or f"{scope}/".startswith(f"{other_scope}/"))
-
-
-def _bound(config: str) -> dict[str, str]:
-    return dict(re.findall(r"^([\w./]+) = (.*)$", config, re.MULTILINE))
+    qualified = {f"swift.{name}": kind for name, kind in CONFIGURABLES.items()}
+    for module in modules:
+        exported = getattr(module, "__all__", ())
+        qualified |= {
+            f"{module.__name__}.{name}": value
+            for name, value in vars(module).items()
+            if callable(value) and (name in exported or getattr(value, "__module__", "") == module.__name__)
+        }
+    kinds = defaultdict[str, list[Callable]](list)
+    for name, kind in qualified.items():
+        kinds[name.rpartition(".")[2]].append(kind)
+    return qualified | {name: kind for name, (kind, *others) in kinds.items() if all(kind is one for one in others)}

@@ -22,8 +22,7 @@ from packaging.requirements import Requirement
 from swift import DISTRIBUTION, __version__
 from swift.elastic.device_probe import Finding
 from swift.files import new_directory, replace_file, sync_directory
-from swift.machine_cores import cores_allowed, cores_limit
-from swift.machine_memory import memory_rooms, size_text
+from swift.machine import cores_allowed, cores_limit, memory_rooms, size_text
 
 _DIRECTORY_TOPIC = "directory"
 _DEADLINE_S = 60.0

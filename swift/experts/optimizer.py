@@ -18,17 +18,11 @@ import numpy as np
 import optax
 from jax.typing import DTypeLike
 
-from swift.errors import SettingError, check_count, check_number, error_line
+from swift.errors import SettingError, check_choices, check_count, check_number, error_line
 from swift.experts.elementwise import why_not_elementwise
 
 _NUM_ELEMENTS, _NUM_STEPS, _TOLERANCE = 256, 4, 1e-3
 """Elements, updates and relative tolerance of the trial that checks whether parameters serve weight decay alone."""
-_CHOICES = {
-    "decayed": ("all", "matrices"),
-    "moments": ("master", "bfloat16"),
-    "memory": ("device", "pinned_host"),
-    "layout": ("decoupled", "coupled"),
-}
 
 
 class CustomOptimizer(Protocol):
@@ -104,10 +98,7 @@ class OptimizerConfig:
             check_count("OptimizerConfig.decay_steps", self.decay_steps, least=1)
         if self.clip_norm is not None:
             check_number("OptimizerConfig.clip_norm", self.clip_norm, above=0)
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                allowed = f"choose one of {', '.join(choices)}"
-                raise SettingError(f"OptimizerConfig.{name}", getattr(self, name), allowed)
+        check_choices(self)
 
     @property
     def moments_of(self) -> str:

@@ -24,7 +24,6 @@ from swift.hub.companions import CONFIG, END, GENERATION, generation_of, special
 from swift.hub.tensors import TensorLocation, tensor_locations, write_tensors
 from swift.mesh.live import storage_mesh
 from swift.models.gpt import GPT, Weights
-from swift.train.build import on_storage_mesh
 from swift.train.interrupt import Interrupt
 from swift.train.model_directory import check_new, new_model, pure, write_model
 from swift.train.saved_state import load_state
@@ -184,7 +183,9 @@ def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> 
 
 def load_weights(experiment: Experiment, run_dir: Path, plan: RestorePlan) -> tuple[GPT, Weights]:
     """Reads a checkpoint's master weights; returns (architecture, weights of whole experts, on the host)."""
-    spec = on_storage_mesh(experiment).step_spec(storage_mesh(experiment.topology))
+    from swift.train.build import make_step_spec, on_storage_mesh  # here, since only runs need the step
+
+    spec = make_step_spec(on_storage_mesh(experiment), storage_mesh(experiment.topology))
     state = load_state(run_dir / "checkpoints", plan, spec)
     return replace(spec.gpt, head_ranks=1, embedding_ranks=1), spec.gpt.unpack(
         spec.checkpoint_spec.gather_master_weights(state)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.stages import Compiled
 from jax.typing import DTypeLike
 
-from swift.machine_cores import cores_allowed, cores_limit
+from swift.machine import cores_allowed, cores_limit
 from swift.variables import cache_directory
 
 # Emulated devices share the host's cores, so a thread may wait long for its turn in a collective; XLA's default

@@ -1,11 +1,11 @@
 """Model shapes, and shapes by name: SYMI's GPTs, open mixtures of experts, and small ones of the same kinds."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias
 
 from flax import nnx
 
-from swift.errors import SettingError, check_count, check_number
+from swift.errors import SettingError, check_choices, check_count, check_number
 from swift.models.rope import RopeScaling
 
 Norm: TypeAlias = Literal["layernorm", "rmsnorm"]
@@ -112,13 +112,7 @@ class ModelConfig:
         check_number("ModelConfig.norm_epsilon", self.norm_epsilon, above=0)
         check_number("ModelConfig.rope_theta", self.rope_theta, above=1)
         check_number("ModelConfig.rope_factor", self.rope_factor, least=1)
-        for name in ("router_bias", "tied_embeddings"):
-            if not isinstance(getattr(self, name), bool):
-                raise SettingError(f"ModelConfig.{name}", getattr(self, name), "must be True or False")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in get_args(choices):
-                allowed = f"choose one of {', '.join(get_args(choices))}"
-                raise SettingError(f"ModelConfig.{name}", getattr(self, name), allowed)
+        check_choices(self)
         self._check_heads()
         self._check_pattern()
 
@@ -180,15 +174,6 @@ class ModelConfig:
     def expert_width(self) -> int:
         """Hidden width of an expert."""
         return self.ffn_dim if self.expert_dim is None else self.expert_dim
-
-
-_CHOICES = {
-    "norm": Norm,
-    "qk_norm": QueryKeyNorm,
-    "positions": Positions,
-    "rope_scaling": RopeScaling,
-    "activation": Activation,
-}
 
 
 def _gpt(num_layers: int, model_dim: int, num_heads: int) -> ModelConfig:

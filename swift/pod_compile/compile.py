@@ -8,7 +8,9 @@ from typing import Any
 import jax
 from jax.stages import Compiled, Lowered
 
+from swift.config.cuts import model_chunks
 from swift.config.experiment import Experiment
+from swift.config.failures import failure_list
 from swift.errors import SettingError
 from swift.mesh.devices import ProgramMemory
 from swift.mesh.hlo_collectives import collectives
@@ -21,7 +23,7 @@ from swift.pod_compile.costs import Interconnect, OpCounts, op_costs, predict, t
 from swift.pod_compile.pods import Pod, described_devices
 from swift.pod_compile.traffic import bytes_by_kind, bytes_in_transit, exchange, head_tokens, looked_up_rows, tokens
 from swift.topology import Worker, worker_names
-from swift.train.build import with_num_ranks
+from swift.train.build import make_plan_settings, make_step_spec, with_num_ranks
 from swift.train.emulated import FailedSet
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -58,7 +60,7 @@ def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, 
     Raises:
         SettingError: a worker does not exist, or a stage is left without a live worker.
     """
-    failures, window = experiment.failure_list, experiment.window
+    failures, window = failure_list(experiment), experiment.window
     if failed is not None:
         experiment.topology.live_workers(failed)
         downs = [FailedSet(failed, frozenset())]
@@ -76,7 +78,9 @@ def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, 
 def _near(experiment: Experiment, down: FailedSet) -> Iterator[FailedSet]:
     topology = experiment.topology
     if topology.num_pipelines > 1:
-        yield from (FailedSet(failed, frozenset()) for failed in neighbours(topology, down.workers, experiment.chunks))
+        yield from (
+            FailedSet(failed, frozenset()) for failed in neighbours(topology, down.workers, model_chunks(experiment))
+        )
         return
     lost = {rank for _, rank in down.ranks}
     remaining = [rank for rank in range(topology.num_expert_ranks) if rank not in lost]
@@ -97,8 +101,8 @@ def compile_one(experiment: Experiment, pod: Pod, down: FailedSet) -> dict[str, 
     ranks = [rank for rank in range(live.num_ranks) if rank not in lost]
     if lost:
         experiment, live = with_num_ranks(experiment, len(ranks)), live.with_ranks(ranks)
-    spec = experiment.step_spec(live, pod.chip.platform)
-    configuration = Configurator(experiment.plan_settings(spec)).configure(down.workers)
+    spec = make_step_spec(experiment, live, pod.chip.platform)
+    configuration = Configurator(make_plan_settings(experiment, spec)).configure(down.workers)
     steps = Steps(spec.at(live.with_rows(configuration.rows)), configuration, experiment.sequences_per_microbatch)
     start_time = time.perf_counter()
     lowered = steps.lowered(steps.main)

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, Self
 import jax
 
 from swift.checkpoint.recovery import Recovered, recover_ranks
-from swift.config.experiment import Experiment, FailureList, FailureSource, StageRank
+from swift.config.experiment import Experiment
+from swift.config.failures import FailureList, FailureSource, StageRank
 from swift.errors import RunError
 from swift.mesh.state_rows import host_stages
 from swift.pipeline.reconfigure.configuration import survives
@@ -33,7 +34,7 @@ from swift.pipeline.step.spec import StepSpec
 from swift.schedules.adapt.moves import MigrationPolicy
 from swift.tasks import one_thread
 from swift.topology import Worker, worker_names
-from swift.train.build import with_num_ranks
+from swift.train.build import make_engine, make_mesh, migration_policy, with_num_ranks
 from swift.train.checkpointer import Checkpointer
 from swift.train.loop import check_failures, lost_stages
 from swift.train.saved_state import put_state, split_of
@@ -156,10 +157,10 @@ class EmulatedCluster:
         self._experiment, self._failures = experiment, failures
         self._num_ranks = experiment.topology.num_expert_ranks
         self._prepare: Prepare = "none" if is_over else prepare
-        self._live = experiment.live_mesh()
+        self._live = make_mesh(experiment)
         self._lost = failures.lost_ranks(first, last)
         self._engines = {self.ranks: self._make(self.ranks, failures.failed(first, last))}
-        rule = experiment.move_rule
+        rule = migration_policy(experiment)
         self._search = None if rule is None else CutSearch(rule, waits=prepare == "none")
 
     def __enter__(self) -> Self:
@@ -200,8 +201,8 @@ class EmulatedCluster:
         lost = [failures.lost_ranks(event.step, event.step + window - 1) for event in failures.events]
         remaining = [_remaining(self._num_ranks, down) for down in lost if down]
         for ranks in {len(ranks): ranks for ranks in remaining}.values():
-            with_num_ranks(self._experiment, len(ranks)).engine(
-                frozenset(), "none", self._live.with_ranks(ranks)
+            make_engine(
+                with_num_ranks(self._experiment, len(ranks)), frozenset(), "none", self._live.with_ranks(ranks)
             ).close()
 
     def change(self, first: int, last: int) -> FailedSet | PreparedRecut | None:
@@ -323,7 +324,9 @@ class EmulatedCluster:
         return ReconfigurationResult(state, changed_ranks | asdict(change) | now | recovery.facts, lines)
 
     def _make(self, ranks: _Ranks, failed: frozenset[Worker]) -> Engine:
-        return with_num_ranks(self._experiment, len(ranks)).engine(failed, self._prepare, self._live.with_ranks(ranks))
+        return make_engine(
+            with_num_ranks(self._experiment, len(ranks)), failed, self._prepare, self._live.with_ranks(ranks)
+        )
 
 
 def _remaining(num_ranks: int, lost: frozenset[StageRank]) -> _Ranks:

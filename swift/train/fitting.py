@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 import jax
 
 from swift.config.experiment import Experiment
-from swift.errors import SettingError, renamed_settings
-from swift.machine_memory import Room, memory_rooms, size_text
+from swift.errors import SettingError
+from swift.machine import Room, memory_rooms, size_text
 from swift.mesh.live import storage_mesh
 from swift.pipeline.reconfigure.configuration import Configurator
 from swift.pipeline.reconfigure.engine import Engine
 from swift.pipeline.reconfigure.memory_account import MemoryAccount
+from swift.train.build import make_plan_settings, make_step_spec, users_settings
 
 _MARGIN_BYTES, _MARGIN_SHARE = 200_000_000, 0.1
 """Margin for memory outside the account: peaks of small and medium runs were 65 to 410 MB above it."""
@@ -158,9 +159,9 @@ def check_processes(experiment: Experiment, num_here: int, num_processes: int) -
     rooms, topology = memory_rooms(), experiment.topology
     if not rooms:
         return None
-    share, spec = num_here / num_processes, experiment.step_spec(storage_mesh(topology))
-    with renamed_settings({"planner": "Experiment.planner"}):
-        settings = experiment.plan_settings(spec)
+    share, spec = num_here / num_processes, make_step_spec(experiment, storage_mesh(topology))
+    with users_settings():
+        settings = make_plan_settings(experiment, spec)
         plans = Configurator(settings).configure(frozenset()).plans
     account = MemoryAccount.of(
         spec,

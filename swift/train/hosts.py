@@ -28,12 +28,14 @@ from jax.experimental import multihost_utils
 from swift.checkpoint.arrays import Verifier
 from swift.checkpoint.manifest import checkpoint_path, committed_steps, read_manifest
 from swift.config.experiment import FAILURES_SETTING, Experiment
+from swift.config.failures import failure_list
 from swift.data.loader import Loader
 from swift.data.windows import Batch
 from swift.errors import JOINING_NOTE, RunError, SettingError, first_line
 from swift.mesh.process_group import bound_address, find_group, own_address, use_gloo_at
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.topology import Topology, worker_names
+from swift.train.build import make_mesh
 
 _SEEN_S = 30.0
 """Seconds within which all hosts must see a new file in a shared directory."""
@@ -284,7 +286,7 @@ def check_hosts(experiment: Experiment, done: int) -> None:
     """
     if experiment.ranks == "virtual":
         raise SettingError("Experiment.ranks", "virtual", "are ranks of one device; several hosts need one for each")
-    if any(event.rank is not None and event.step > done + 1 for event in experiment.failure_list.events):
+    if any(event.rank is not None and event.step > done + 1 for event in failure_list(experiment).events):
         allowed = f"an expert rank that fails or rejoins by itself after iteration {done + 1} {_ONE_HOST}"
         raise SettingError(FAILURES_SETTING, list(experiment.failures), allowed)
     if experiment.adapt != "reroute":
@@ -303,7 +305,7 @@ def check_all_compute(experiment: Experiment, done: int, num_hosts: int) -> None
     """
     if num_hosts == 1:
         return
-    live, listed = experiment.live_mesh(), experiment.failure_list
+    live, listed = make_mesh(experiment), failure_list(experiment)
     for step in sorted({done + 1, *(event.step for event in listed.events if event.step > done)}):
         failed = listed.failed(step, step + experiment.window - 1)
         worker_devices = zip(live.workers, live.mesh.devices, strict=True)

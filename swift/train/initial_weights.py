@@ -15,7 +15,7 @@ from swift.errors import SettingError, renamed_settings
 from swift.experts.config import ExpertConfig
 from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
-from swift.train.build import on_storage_mesh
+from swift.train.build import make_step_spec, on_storage_mesh
 from swift.train.model_directory import load_float32
 from swift.train.saved_state import load_state
 
@@ -69,7 +69,7 @@ class WeightSource:
     def parameters(self, plan: _WeightPlan) -> dict[str, Any]:
         """Loads a plan's weights to the host: ``[layer, class, size]`` by group, for ``StepSpec.state_from_params``."""
         assert isinstance(plan, RestorePlan)
-        theirs = on_storage_mesh(self.experiment).step_spec(storage_mesh(self.experiment.topology))
+        theirs = make_step_spec(on_storage_mesh(self.experiment), storage_mesh(self.experiment.topology))
         with renamed_settings({"checkpoint": _OPTION}):
             state = load_state(self.run_dir / "checkpoints", plan, theirs)
         return theirs.checkpoint_spec.gather_master_weights(state)

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import jax
 
-from swift.config.experiment import FAILURES_SETTING, Experiment, FailureList
+from swift.config.experiment import FAILURES_SETTING, Experiment
 from swift.data.sources import DataError
 from swift.data.windows import Batch
 from swift.errors import SettingError
@@ -26,6 +26,9 @@ from swift.pipeline.state import DeviceBatch, TrainState
 from swift.pipeline.step.metrics import Sums
 from swift.topology import Topology, Worker
 from swift.train.records import Batches, mean_loss, plan_record, step_record
+
+if TYPE_CHECKING:
+    from swift.config.failures import FailureList
 
 
 class LiveWorkers(Protocol):
@@ -331,7 +334,7 @@ def lost_stages(
     return sorted(lost)
 
 
-def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
+def check_failures(engine: Engine, failures: "FailureList", window: int) -> None:
     """Plans for every failure of a list, so that a run is refused before its first iteration.
 
     Raises:

@@ -13,6 +13,7 @@ from typing import Any
 
 from swift.checkpoint.manifest import clean_up_saves, committed_steps
 from swift.checkpoint.reader import RestorePlan, plan_restore
+from swift.config.cuts import checkpoint_cut
 from swift.config.experiment import Experiment
 from swift.config.stored import defaults_in, write_config
 from swift.data.corpus import PlanReading, plain_reading
@@ -168,7 +169,7 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
         SettingError: the policy cannot be used.
     """
     experiment = with_num_ranks(experiment, num_ranks or experiment.topology.num_expert_ranks)
-    num_layers, module = experiment.blocks.stack_size(True), type(experiment.placement).__module__
+    num_layers, module = checkpoint_cut(experiment).stack_size(True), type(experiment.placement).__module__
     if num_layers and not module.startswith("swift."):
         from swift.experts.placement.trial import check_policy
 

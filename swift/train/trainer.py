@@ -16,18 +16,21 @@ from rich.console import Console
 
 from swift.checkpoint.inspection import restore_lines
 from swift.checkpoint.reader import RestorePlan
-from swift.config.cuts import cuts_text, layers_of_stages
-from swift.config.experiment import Experiment, FailureSource
+from swift.config.checks import check
+from swift.config.cuts import cuts_text, layers_of_stages, model_cuts
+from swift.config.experiment import Experiment
+from swift.config.failures import FailureSource, failure_list
 from swift.config.stored import config_text
 from swift.data.index import find_index
 from swift.data.loader import Loader
-from swift.errors import RunError, renamed_settings
+from swift.errors import RunError
 from swift.mesh.devices import enable_compilation_cache
 from swift.mesh.live import host_line
 from swift.pipeline.state import TrainState
 from swift.runlog.lease import Lease
 from swift.runlog.reading import check_new_run
 from swift.runlog.run_directory import NullRunDirectory
+from swift.train.build import make_loader, users_settings
 from swift.train.checkpointer import Checkpointer
 from swift.train.display import ProgressDisplay
 from swift.train.emulated import EmulatedCluster
@@ -73,8 +76,8 @@ def check_before(experiment: Experiment, options: TrainOptions) -> Any:
         check_hosts(experiment, 0)
     try_placement(experiment)
     loader, _ = _load_data(experiment, options, lambda line: print(line, file=sys.stderr, flush=True))
-    listed, length = experiment.failure_list, next_length(experiment, options, 0, experiment.num_steps)
-    with renamed_settings({"planner": "Experiment.planner"}):
+    listed, length = failure_list(experiment), next_length(experiment, options, 0, experiment.num_steps)
+    with users_settings():
         cluster = EmulatedCluster(experiment, "none", listed, 1, length)
         cluster.check(listed)
     check_shapes(experiment, cluster.engine, length)
@@ -99,13 +102,14 @@ def train(
         RunError: the loss is not finite, a stage has lost its last worker, or another process has taken the directory.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the iteration that was running is completed and saved.
     """
+    check(experiment)
     if not isinstance(options, TrainOptions):
         options = TrainOptions(Path(options))
     if not options.config_text:
         options = replace(options, config_text=config_text(experiment))
     enable_compilation_cache()
     hosts = options.hosts
-    with renamed_settings({"planner": "Experiment.planner"}), ExitStack() as stack:
+    with users_settings(), ExitStack() as stack:
         with hosts.all_or_none():
             try_placement(experiment)
             lease = stack.enter_context(acquire_run(options)) if hosts.is_first else None
@@ -143,7 +147,7 @@ def _continue(
     """Runs the remaining iterations, from the run's checkpoint or from other weights, whichever was found."""
     hosts, (start, weights) = options.hosts, start_plans
     done = 0 if start is None else start.step
-    listed = experiment.failure_list
+    listed = failure_list(experiment)
     first = done + next_length(experiment, options, done, last_step)
     with _display(options, last_step, done) as progress:
         progress.stage("reading the data")
@@ -210,7 +214,7 @@ def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[
     corpus = None
     if options.corpora is not None:
         corpus = find_index(experiment.data, options.corpora, report, connect=options.connect, plan=options.plan)
-    return experiment.loader("train", corpus), experiment.loader("validation", corpus)
+    return make_loader(experiment, "train", corpus), make_loader(experiment, "validation", corpus)
 
 
 def _part(options: TrainOptions) -> None:
@@ -298,7 +302,7 @@ def _announce(
         parameters=parameters,
         pipelines=topology.num_pipelines,
         stages=topology.num_stages,
-        layers_of_stages=layers_of_stages(experiment.cuts),
+        layers_of_stages=layers_of_stages(model_cuts(experiment)),
         ranks=topology.num_expert_ranks,
         live_workers=spec.live.num_live,
         failed=cluster.down,
@@ -314,7 +318,7 @@ def _announce(
     )
     record.plan(done, engine.steps)
     workers = (
-        f"{topology.num_pipelines} pipelines x {cuts_text(experiment.cuts, topology.num_stages)} x "
+        f"{topology.num_pipelines} pipelines x {cuts_text(model_cuts(experiment), topology.num_stages)} x "
         if not spec.is_single_worker
         else ""
     )

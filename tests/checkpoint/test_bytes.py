@@ -10,6 +10,7 @@ from swift.experts.config import ExpertConfig
 from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from swift.train.saved_state import split_of
 
 CLASSES = 4
@@ -59,7 +60,7 @@ def test_gpt_350m_with_16_experts_by_the_papers_shares():
 
 def test_gpt_350m_with_16_experts_by_our_sizes():
     """No training: the shapes of its state, with a vocabulary of bytes."""
-    split = split_of(GPT_350M_16E.step_spec(storage_mesh(GPT_350M_16E.topology)))
+    split = split_of(make_step_spec(GPT_350M_16E, storage_mesh(GPT_350M_16E.topology)))
     dense, experts = shares(split)
     assert (split.num_layers, split.num_classes) == (12, 16)
     share = partial_bytes(dense, experts, 1, 16) / (dense + experts)

@@ -25,6 +25,7 @@ from swift.hub.exporting import export_model
 from swift.models.config import ModelConfig
 from swift.models.reference_model import plain_logits
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from swift.train.model_directory import load_exported, widened
 from swift.train.saved_state import split_of
 
@@ -41,7 +42,7 @@ TINY = Experiment(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run directory with a sound checkpoint, and the weights in it; a newer one is damaged."""
-    directory, spec = tmp_path_factory.mktemp("run"), TINY.step_spec()
+    directory, spec = tmp_path_factory.mktemp("run"), make_step_spec(TINY)
     state = spec.init(jax.random.key(3))
     split = split_of(spec)
     ledger = Ledger.first(split.num_layers, split.num_classes, 3)

@@ -150,7 +150,7 @@ def test_a_step_that_is_not_there_is_refused(refusal):
     [
         ("CheckpointConfig.experts_per_layer=0", "must be a whole number of at least 1, or 'all'"),
         ("CheckpointConfig.experts_per_layer=5", "must be at most ExpertConfig.num_classes = 4; 'all' for full"),
-        ("CheckpointConfig.selection=random", "choose one of sequential, load_aware"),
+        ("CheckpointConfig.selection=random", "must be one of sequential, load_aware"),
         ("CheckpointConfig.evry=3", "did you mean every?"),
         ("Experiment.checkpoint_every=3", "Experiment has no such setting"),
     ],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
+from swift.config.checks import check
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import CONFIGURABLES
 from swift.data.config import DataConfig
@@ -48,6 +49,7 @@ def test_a_number_of_any_size_is_refused_in_one_line_or_one_that_programs_can_ho
             try:
                 made = checked(kind, CONFIGURABLES)(**{name: value})
                 experiment = Experiment(**{part: made}) if part else made
+                check(experiment)
             except SettingError as error:
                 refusals.append(str(error))
             else:
@@ -61,7 +63,7 @@ def test_a_number_of_any_size_is_refused_in_one_line_or_one_that_programs_can_ho
 GIN = {
     "brackets": (b"Experiment.num_steps = " + b"[" * 5000 + b"]" * 5000, "has more brackets in each other"),
     "braces": (b"Experiment.num_steps = " + b"{1:" * 5000 + b"}" * 5000, "has more brackets in each other"),
-    "letters": (b"Experiment.adapt = '" + b"a" * 100_000 + b"'", r"\.\.\. \(100002 letters\): choose one of reroute"),
+    "letters": (b"Experiment.adapt = '" + b"a" * 100_000 + b"'", r"\.\.\. \(100002 letters\): must be one of reroute"),
     "digits": (b"Experiment.num_steps = " + b"9" * 5000, r"\.\.\. \(5000 letters\) is not a value"),
     "UTF-16": ("Experiment.num_steps = 1".encode("utf-16"), "is not UTF-8 text"),
     "scope": (b"other/Experiment.num_steps = 5", r"other/Experiment.num_steps = 5: would change nothing: .*@other/Exp"),

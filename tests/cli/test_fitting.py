@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from swift.machine_memory import Room
+from swift.machine import Room
 from swift.train import fitting
 
 

@@ -68,7 +68,7 @@ def options(*settings):
         ),
         (
             ["Experiment.failures=step 2: fail 0:0"],
-            "Experiment.failures = 'step 2: fail 0:0': must be a list of texts, such as ['step 20: fail 1:2']",
+            "Experiment.failures = 'step 2: fail 0:0': must be a list, each item a text",
         ),
         (
             ["OptimizerConfig.layout=coupled"],

@@ -11,9 +11,9 @@ SETTINGS = {
     # names
     "Experiment.num_step=3": "Experiment.num_step = 3: Experiment has no such setting; did you mean num_steps?",
     "Experimnt.num_steps=3": "Experimnt.num_steps = 3: there is no Experimnt; did you mean Experiment?",
-    "swift.Experiment.sed=3": "swift.Experiment.sed = 3: Experiment has no such setting; did you mean seed?",
+    "swift.Experiment.sed=3": "swift.Experiment.sed = 3: swift.Experiment has no such setting; did you mean seed?",
     "Experiment.placement=@Symmi()": "Experiment.placement = @Symmi(): there is no Symmi; did you mean Symi?",
-    "num_steps=3": "num_steps = 3: is used nowhere; did you mean Experiment.num_steps?",
+    "num_stepz=3": "num_stepz = 3: is used nowhere; did you mean Experiment.num_steps?",
     "xyzzy=3": "xyzzy = 3: is used nowhere; a setting is named like Experiment.num_steps",
     "FlexMoE.interval=3": "FlexMoE.interval = 3: would change nothing: this experiment has no @FlexMoE()",
     "other/Experiment.seed=3": "other/Experiment.seed = 3: would change nothing: this experiment has no "
@@ -23,8 +23,8 @@ SETTINGS = {
     "=3": "--set = '=3': must be NAME=VALUE, such as Experiment.num_steps=100",
     "Experiment..seed=3": "--set = 'Experiment..seed=3': is not gin: Malformatted scope or selector.",
     "Experiment.placement=@": "--set = 'Experiment.placement=@': is not gin: Unexpected token.",
-    "Experiment.seed=%seed": "CONFIG = 'tiny.gin': uses %seed, which is set nowhere",
-    "Experiment.model=@Experiment()": "CONFIG = 'tiny.gin': something in it contains itself",
+    "Experiment.seed=%seed": "Experiment.seed = %seed: %seed is set nowhere",
+    "Experiment.model=@Experiment()": "Experiment.model = @Experiment(): contains itself",
     # types
     "Experiment.num_steps=abc": "Experiment.num_steps = 'abc': must be a whole number of at least 1",
     "Experiment.num_steps=1.5": "Experiment.num_steps = 1.5: must be a whole number of at least 1",
@@ -38,7 +38,7 @@ SETTINGS = {
     "Experiment.model=@ExpertConfig()": "Experiment.model = @ExpertConfig(): must be @ModelConfig()",
     "Experiment.model=@model_size()": "model_size.name = (not set): has no default: it has to be set",
     "Experiment.ranks=gpu": "Experiment.ranks = 'gpu': must be one of emulated, devices, virtual",
-    "Experiment.compute_dtype=int8": "Experiment.compute_dtype = 'int8': choose one of float32, bfloat16, float64",
+    "Experiment.compute_dtype=int8": "Experiment.compute_dtype = 'int8': must be one of float32, bfloat16, float64",
     "Experiment.target_loss=low": "Experiment.target_loss = 'low': must be a number or None",
     "ModelConfig.moe_pattern=3": "ModelConfig.moe_pattern = 3: must be a list, each item True or False",
     "ModelConfig.moe_pattern=['no', 'no']": "ModelConfig.moe_pattern = ['no', 'no']: must be a list, each item True or "
@@ -65,7 +65,7 @@ SETTINGS = {
     "Experiment.cut=(1, 1)": "Experiment.cut = (1, 1): must be Topology.num_stages = 1 numbers",
     "Experiment.cut=(3,)": "Experiment.cut = (3,): must sum to ModelConfig.num_layers = 2, not 3",
     "Experiment.cut=(0,)": "Experiment.cut = (0,): must be whole numbers of at least 1: every stage needs a layer",
-    "ModelConfig.norm=batch": "ModelConfig.norm = 'batch': choose one of layernorm, rmsnorm",
+    "ModelConfig.norm=batch": "ModelConfig.norm = 'batch': must be one of layernorm, rmsnorm",
     "ExpertConfig.gate_scale=0": "ExpertConfig.gate_scale = 0: must be a number above 0",
     # the optimizer
     "OptimizerConfig.name=adamv": "OptimizerConfig.name = 'adamv': optax has no such optimizer; try adamw, sgd or lion",
@@ -77,10 +77,11 @@ SETTINGS = {
     "OptimizerConfig.options={'b1': 'x'}": "OptimizerConfig.name = 'adamw': does not work with OptimizerConfig.options "
     "= {'b1': 'x'} (unsupported operand type(s) for -: 'int' and 'str')",
     "OptimizerConfig.warmup_steps=6": "OptimizerConfig.warmup_steps = 6: must be below Experiment.num_steps = 6",
-    "OptimizerConfig.decayed=norms": "OptimizerConfig.decayed = 'norms': choose one of all, matrices",
+    "OptimizerConfig.decayed=norms": "OptimizerConfig.decayed = 'norms': must be one of all, matrices",
     "OptimizerConfig.transformation=adamw": "OptimizerConfig.transformation = 'adamw': must be @YOURS() (see "
     "CustomOptimizer) or None",
-    "OptimizerConfig.decay_steps=2": "OptimizerConfig.warmup_steps = 2: must be below OptimizerConfig.decay_steps = 2",
+    "OptimizerConfig.decay_steps=2": "OptimizerConfig.warmup_steps = 2: must be below OptimizerConfig.decay_steps = 2 "
+    "(tiny.gin, line 13)",
     "OptimizerConfig.peak_learning_rate=fast": "OptimizerConfig.peak_learning_rate = 'fast': must be a number of at "
     "least 0",
     # the data
@@ -108,10 +109,6 @@ def test_a_wrong_setting_is_told(refusal, setting):
             "model_size.name = 'huge': choose one of demo, gpt-small, gpt-medium, gpt-large, olmoe-1b-7b, "
             "mixtral-8x7b, qwen3-30b-a3b, deepseek-moe-16b, olmoe-1b-7b-tiny, mixtral-8x7b-tiny, "
             "qwen3-30b-a3b-tiny, deepseek-moe-16b-tiny",
-        ),
-        (
-            ("Experiment.model=@model_size()", "model_size.name=demo", "ModelConfig.num_layers=8"),
-            "ModelConfig.num_layers = 8: would change nothing: this experiment has no @ModelConfig()",
         ),
         (
             ("OptimizerConfig.name=adafactor", "OptimizerConfig.options={}"),
@@ -149,11 +146,11 @@ def test_a_corpus_that_is_not_text_is_told(refusal, here):
 FILES = {
     "include 'tiny.gin'\n\nExperiment.num_step = 3\n": "Experiment.num_step = 3: Experiment has no such setting; did "
     "you mean num_steps? (wrong.gin, line 3)",
-    "include 'tiny.gin'\nExperiment:\n  sead = 3\n": "sead = 3: Experiment has no such setting; did you mean seed? "
-    "(wrong.gin, line 3)",
+    "include 'tiny.gin'\nExperiment:\n  sead = 3\n": "Experiment.sead = 3: Experiment has no such setting; did you "
+    "mean seed? (wrong.gin, line 3)",
     "include 'tiny.gin'\nExperiment.placement = @Symmi()\n": "Experiment.placement = @Symmi(): there is no Symmi; did "
     "you mean Symi? (wrong.gin, line 2)",
-    "num_steps = 3\n": "num_steps = 3: is used nowhere; did you mean Experiment.num_steps?",
+    "num_steps = 3\n": "num_steps = 3: is used nowhere; did you mean Experiment.num_steps? (wrong.gin, line 1)",
     "\nExperiment.seed = = 3\n": "CONFIG = 'wrong.gin': line 2 is not gin: Unable to parse value.",
     "include 'tiny.gin'\n\nThis is prose.\n": "CONFIG = 'wrong.gin': line 3 is not gin: Couldn't parse statement, "
     "expected ':' or '='.",

@@ -25,7 +25,7 @@ from tests.data.operators import LongerThan
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 HOSTILE = {
     "import": "import hostile\n",
-    "call": "from __gin__ import dynamic_registration\nimport hostile\nExperiment.seed = @hostile.harm()\n",
+    "call": "import hostile\nExperiment.seed = @hostile.harm()\n",
     "include": "include 'hostile.gin'\n",
     "macro": "import hostile\nharm = @hostile.harm()\nExperiment.seed = %harm\n",
     "expression": "Experiment.seed = __import__('hostile').harm()\n",
@@ -35,9 +35,7 @@ HOSTILE = {
 }
 HARM = """
 from pathlib import Path
-import gin
 Path(__file__).with_name("harmed").touch()
-@gin.configurable
 def harm():
     return 1
 """
@@ -171,10 +169,9 @@ def test_no_text_at_all_gets_further_than_a_line(tmp_path_factory, text):
 
 OWN = """
 from dataclasses import dataclass
-import gin
 from swift.experts.placement import Symi
 
-@gin.configurable
+
 @dataclass(frozen=True)
 class MODULE(Symi):
     share: float = 0.5

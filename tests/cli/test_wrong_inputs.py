@@ -56,11 +56,9 @@ def test_a_module_that_raises_is_told(refusal, here, monkeypatch, text):
 PART = """
 from dataclasses import dataclass
 
-import gin
 from swift.experts.placement import uniform_placement
 
 
-@gin.configurable
 @dataclass(frozen=True)
 class {kind}:
     name = "mine"
@@ -77,12 +75,12 @@ class {kind}:
         return problem.nothing
 """
 FLAWS = {
-    "body": ("{}['key']", "Experiment.placement = Body(): __call__ (body.py:18) raises KeyError: 'key'"),
+    "body": ("{}['key']", "Experiment.placement = Body(): __call__ (body.py:16) raises KeyError: 'key'"),
     "also": (
         "def __post_init__(self): {}['key']",
-        "CONFIG = 'also.gin': making its objects raises KeyError: 'key'",
+        "CONFIG = 'also.gin': making @Also() raises KeyError: 'key'",
     ),
-    "name": ("name = property(lambda self: 1 / 0)", "Experiment.placement = Name(): name (name.py:12) raises "
+    "name": ("name = property(lambda self: 1 / 0)", "Experiment.placement = Name(): name (name.py:10) raises "
              "ZeroDivisionError: division by zero"),
 }  # fmt: skip
 
@@ -105,7 +103,7 @@ def test_a_planner_with_a_mistake_is_told(refusal, here, monkeypatch):
     sets = ("Topology.num_pipelines=2", "Topology.num_expert_ranks=1", "ExpertConfig.slots_per_rank=4")
     line = refusal("train", "plans.gin", "--run-dir", "new", *(word for one in sets for word in ("--set", one)))
     attribute = "'Problem' object has no attribute 'nothing'"
-    assert line == f"Experiment.planner = 'mine': plan raises AttributeError (plans.py:22): {attribute}"
+    assert line == f"Experiment.planner = 'mine': plan raises AttributeError (plans.py:20): {attribute}"
     assert not (here / "new").exists()
 
 
@@ -124,7 +122,7 @@ VALUES = {
     "DataConfig.source=@TextFile()": "DataConfig.source = @TextFile(): there is no TextFile; did you mean TextFiles?",
     "Experiment.planner=adaptve": "Experiment.planner = 'adaptve': choose one of adaptive, lockstep, milp, gpipe, "
     "one_f_one_b, zero_bubble, v; did you mean adaptive?",
-    "OptimizerConfig.memory=host": "OptimizerConfig.memory = 'host': choose one of device, pinned_host",
+    "OptimizerConfig.memory=host": "OptimizerConfig.memory = 'host': must be one of device, pinned_host",
     "Experiment.ranks=device": "Experiment.ranks = 'device': must be one of emulated, devices, virtual; did you mean "
     "devices?",
 }

@@ -18,6 +18,7 @@ from swift.models.config import ModelConfig
 from swift.runlog.expert_counts import CLASS_COUNTS
 from swift.runlog.files import METRICS
 from swift.topology import Topology
+from swift.train.build import make_loader
 from swift.train.start import TrainOptions
 from swift.train.trainer import train
 
@@ -65,7 +66,7 @@ def checkpoint_service(two_ranks, trained, tmp_path):
         checkpoints=tmp_path / "run" / "checkpoints",
         snapshots=tmp_path / "keeps",
         by_rank=True,
-        data=two_ranks.loader("train").state(),
+        data=make_loader(two_ranks, "train").state(),
     )
     assert checkpoint_service.load(generation=3, processes=[Process((0, 0), rank) for rank in (0, 1)]).step == 4
     return checkpoint_service

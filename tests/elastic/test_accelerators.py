@@ -13,7 +13,7 @@ from swift.elastic.jax_group import JaxGroup, is_aborted
 from swift.elastic.worker.worker import WorkerSpec
 from swift.errors import RunError, SettingError
 from swift.mesh.live import storage_mesh
-from swift.train.build import on_storage_mesh
+from swift.train.build import make_plan_settings, make_step_spec, on_storage_mesh
 
 
 class Service:
@@ -132,12 +132,12 @@ def test_a_process_takes_the_kernel_of_attention_of_its_devices(separates, corpu
         member = WorkerSpec(experiment=experiment, process=None, by_rank=False, scratch=None, devices=devices)
         spec = member.step_specs().on(8)
         assert spec.gpt.kernel == kernel
-        assert experiment.plan_settings(spec).problem.costs
+        assert make_plan_settings(experiment, spec).problem.costs
 
 
 def test_a_process_that_stores_states_needs_no_device_of_their_kernel(corpus):
     experiment = Experiment(data=corpus, compute_dtype="bfloat16", attention="triton")
     stored = storage_mesh(experiment.topology)
     with pytest.raises(SettingError, match="needs GPUs"):
-        experiment.step_spec(stored)
-    assert on_storage_mesh(experiment).step_spec(stored).gpt.kernel == "tiled"
+        make_step_spec(experiment, stored)
+    assert make_step_spec(on_storage_mesh(experiment), stored).gpt.kernel == "tiled"

@@ -71,7 +71,7 @@ def test_a_clip_by_norm_inside_the_chain_is_refused():
         ({"warmup_steps": 100}, "OptimizerConfig.warmup_steps = 100: must be below num_steps = 100"),
         ({"clip_norm": 0.0}, "OptimizerConfig.clip_norm = 0.0: must be a number above 0"),
         ({"peak_learning_rate": "fast"}, "OptimizerConfig.peak_learning_rate = 'fast': must be a number of at least 0"),
-        ({"layout": "sideways"}, "OptimizerConfig.layout = 'sideways': choose one of decoupled, coupled"),
+        ({"layout": "sideways"}, "OptimizerConfig.layout = 'sideways': must be one of decoupled, coupled"),
     ],
 )
 def test_impossible_settings_are_refused(config, message):

@@ -106,7 +106,7 @@ def test_stretched_rotations():
     [
         ({"num_kv_heads": 3}, r"ModelConfig.num_kv_heads = 3: must divide ModelConfig.num_heads = 4"),
         ({"head_dim": 3, "positions": "rope"}, r"ModelConfig.head_dim = 3: must be even"),
-        ({"norm": "batch"}, r"ModelConfig.norm = 'batch': choose one of layernorm, rmsnorm"),
+        ({"norm": "batch"}, r"ModelConfig.norm = 'batch': must be one of layernorm, rmsnorm"),
         ({"num_dense_layers": 3}, r"ModelConfig.num_dense_layers = 3: must be at most ModelConfig.num_layers = 2"),
         (
             {"num_dense_layers": 1, "moe_pattern": (False, True)},

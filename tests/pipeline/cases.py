@@ -24,7 +24,7 @@ def documented_block():
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
     (code,) = re.findall(r"```python\n# my_block.py\n(.*?)```", guide, re.DOTALL)
     names: dict[str, Any] = {"__name__": "my_block"}
-    exec(code.replace("import gin\n", "").replace("@gin.configurable\n", ""), names)
+    exec(code, names)
     return names["Averaging"]()
 
 

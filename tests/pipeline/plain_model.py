@@ -15,6 +15,7 @@ import optax
 from jax import lax
 
 from swift.models.reference_model import plain_sums
+from swift.train.build import make_step_spec
 from tests.pipeline.cases import NUM_CLASSES, Case, experiment_of
 
 
@@ -34,7 +35,7 @@ class Plain(NamedTuple):
 def plain_training(case: Case) -> tuple[Callable, Callable]:
     """(an iteration of AdamW on whole classes: (state, batch) -> (state, Plain), the state before the first)."""
     setup = experiment_of(case)
-    spec = setup.step_spec()
+    spec = make_step_spec(setup)
     policy, num_stages, rows_PL = spec.policy, spec.num_stages, spec.cut.model_index(is_moe=True)
     is_row_PL = rows_PL >= 0
 

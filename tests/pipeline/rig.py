@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from swift.config.cuts import planning_problem
 from swift.data.windows import Batch
 from swift.mesh.live import live_mesh
 from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
@@ -21,6 +22,7 @@ from swift.pipeline.step.tick_arrays import table_arrays
 from swift.pipeline.step.train_step import window_step
 from swift.schedules.plans.normalize import moves_to_spread
 from swift.schedules.problem import Costs
+from swift.train.build import make_step_spec
 from tests.pipeline.cases import NUM_CLASSES, Case, experiment_of
 from tests.pipeline.plain_model import Plain, assert_close, assert_metrics, plain_training
 
@@ -40,14 +42,14 @@ class Rig:
         _, P, N = case.topology
         self.case, self.num_stages, self.num_ranks = case, P, N
         self.experiment = experiment_of(case)
-        problem = self.experiment.problem(Costs())
+        problem = planning_problem(self.experiment, Costs())
         if case.held_by:
             problem = replace(problem, stage_of_chunk=case.held_by)
         moves = moves_to_spread(replace(problem, failed=case.failed)) if case.move_roles else ()
         settings = PlanSettings(problem, case.planner, moves=moves)
         self.configuration = Configurator(settings).configure(case.failed)
         live = live_mesh(self.experiment.topology, "emulated", case.failed, self.configuration.rows)
-        self.spec = self.experiment.step_spec(live)
+        self.spec = make_step_spec(self.experiment, live)
         if case.held_by:
             chunks = Chunks(self.spec.cut.moe_layers, case.cut, case.held_by)
             self.spec = replace(self.spec, chunks=chunks, worker_shapes=None)
@@ -114,7 +116,7 @@ class Rig:
 
     def put_batches(self, batches: list[Batch], table):
         """The batches of a window on the devices of the rows that meet them."""
-        counts = self.experiment.problem(Costs()).microbatches
+        counts = planning_problem(self.experiment, Costs()).microbatches
         rows = batch_of_rows(batches, table, self.configuration.pipeline_D, self.num_ranks, counts)
         return self.spec.live.put(rows, RANKED)
 

@@ -15,6 +15,7 @@ from swift.models.config import ModelConfig
 from swift.pipeline.step import spec as program_module
 from swift.pipeline.step.train_step import barrier_step
 from swift.topology import Topology
+from swift.train.build import make_engine
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -38,7 +39,7 @@ def draw_batches(count):
 
 def two_steps():
     """(what a window with a lost worker comes to, the program that most iterations need)."""
-    engine, batches = SETUP.engine(frozenset({(1, 0)}), "none"), draw_batches(2)
+    engine, batches = make_engine(SETUP, frozenset({(1, 0)}), "none"), draw_batches(2)
     state = engine.spec.init(jax.random.key(0))
     outcome = engine.start(state, batches, engine.put(batches))()
     return outcome, engine.spec.gather_master_weights(outcome.state), engine.steps.main
@@ -58,7 +59,7 @@ def test_a_window_with_a_barrier_does_what_one_without_does(monkeypatch):
 
 def test_equal_peers_need_no_barrier(monkeypatch):
     monkeypatch.setattr(program_module, "reduction_for_unequal_groups", lambda _: "tree")
-    engine = replace(SETUP, topology=Topology(2, 2)).engine(frozenset(), "none")
+    engine = make_engine(replace(SETUP, topology=Topology(2, 2)), frozenset(), "none")
     assert engine.steps.main == "window"
 
 
@@ -87,5 +88,5 @@ def test_embeddings_that_first_and_last_stage_share(rig, case):
 
 def test_a_table_of_two_stages_needs_a_barrier():
     tied = replace(SETUP, model=replace(SETUP.model, tied_embeddings=True))
-    assert tied.engine(frozenset(), "none").steps.main == "single"
-    assert replace(tied, topology=Topology(2, 1)).engine(frozenset(), "none").steps.main == "window"
+    assert make_engine(tied, frozenset(), "none").steps.main == "single"
+    assert make_engine(replace(tied, topology=Topology(2, 1)), frozenset(), "none").steps.main == "window"

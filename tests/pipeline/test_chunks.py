@@ -19,6 +19,7 @@ from swift.pipeline.step.spec import Rounds
 from swift.schedules.plans.normalize import moves_to_spread
 from swift.schedules.registry import PLANNERS
 from swift.topology import Topology
+from swift.train.build import make_engine, make_plan_settings
 from tests.case_tiers import tiered
 from tests.pipeline.held_rows import rows_of
 
@@ -166,8 +167,8 @@ def test_ten_steps_with_failures_and_their_return(rig, fields, downs, moved):
     one = rig(**fields)
     drawn, state, start = one.draw(3, num_batches=10), None, 0
     expected, params, placement_PLNS = one.plain(drawn)
-    outcomes, problem = [], one.experiment.plan_settings(one.spec).problem
-    with one.experiment.engine(frozenset(), "none") as engine:
+    outcomes, problem = [], make_plan_settings(one.experiment, one.spec).problem
+    with make_engine(one.experiment, frozenset(), "none") as engine:
         state = one.start(drawn)
         for failed, others, sizes in zip(downs, moved, ((2, 1), (2, 1), (2,), (2,)), strict=True):
             moves = moves_to_spread(replace(problem, failed=frozenset(failed)))

@@ -16,13 +16,14 @@ from swift.pipeline.reconfigure import compiled_steps as steps_module
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.reconfigure.configuration import Configurator
 from swift.topology import Topology
+from swift.train.build import make_engine
 
 ALL, WITHOUT_0, WITHOUT_1 = frozenset(), frozenset({(0, 0)}), frozenset({(1, 0)})
 CLIP = 1e-3
 """Smaller than the norm of any gradient, unless it is of no token at all."""
 
 
-def make_engine(prepare="none", window=1):
+def make_pair(prepare="none", window=1):
     """Two workers, which are each other's peers, and a model without experts."""
     experiment = Experiment(
         model=ModelConfig(1, 64, 2, 64, sequence_length=4, moe_pattern=(False,)),
@@ -33,7 +34,7 @@ def make_engine(prepare="none", window=1):
         window=window,
         sequences_per_microbatch=1,
     )
-    return experiment.engine(ALL, prepare)
+    return make_engine(experiment, ALL, prepare)
 
 
 def make_state(engine):
@@ -91,7 +92,7 @@ def break_compiler(monkeypatch):
 def test_what_goes_wrong_in_the_background_is_told_and_the_run_goes_on(monkeypatch, break_it, error, told):
     monkeypatch.setattr(steps_module, "evaluation_step", trivial)
     break_it(monkeypatch)
-    with make_engine("next") as engine:
+    with make_pair("next") as engine:
         engine.settle()
         assert engine.background_errors() == [told]
         assert engine.background_errors() == []
@@ -109,7 +110,7 @@ def test_what_goes_wrong_in_the_background_is_told_and_the_run_goes_on(monkeypat
 
 def test_what_is_one_change_away_stays_and_what_is_two_away_is_forgotten(monkeypatch):
     monkeypatch.setattr(steps_module, "barrier_step", trivial)
-    with make_engine() as engine:
+    with make_pair() as engine:
         state, prepared = make_state(engine), []
         for failed in (ALL, WITHOUT_0, ALL, WITHOUT_0, WITHOUT_1, WITHOUT_0, ALL):
             state, change = engine.reconfigure(state, failed)
@@ -135,7 +136,7 @@ def test_a_window_keeps_two_states_and_only_one_while_it_is_run_again(monkeypatc
 
     watch("run_window")
     watch("run_single")
-    with make_engine(window=2) as engine:
+    with make_pair(window=2) as engine:
         gc.collect()  # the states of other tests
         rest = held_bytes()
         state = make_state(engine)

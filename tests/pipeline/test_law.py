@@ -12,6 +12,7 @@ from swift.schedules.planners.names import FAULT_FREE, SHAPES
 from swift.schedules.plans.normalize import Move
 from swift.schedules.registry import PLANNERS
 from swift.topology import Topology
+from swift.train.build import make_engine
 from tests.case_tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -223,7 +224,7 @@ def test_ten_steps_with_failures_and_their_return(rig):
     drawn, state, start = one.draw(3, num_batches=10), None, 0
     expected, params, placement_PLNS = one.plain(drawn)
     outcomes = []
-    with one.experiment.engine(frozenset(), "none") as engine:
+    with make_engine(one.experiment, frozenset(), "none") as engine:
         state = one.start(drawn)
         as_another = Recut(moves=(Move((0, 0), (0, 1)),))
         for failed, recut, sizes in (

@@ -21,6 +21,7 @@ from swift.schedules.lowering.tick_table import common_shape
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import peak_memory
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -77,7 +78,7 @@ def test_a_program_does_not_grow_with_the_number_of_blocks(rig, cut):
         pipeline = jax.make_jaxpr(barrier_step(one.spec, table))(one.spec.abstract(with_slots=True), *arrays)
         sizes.append([num_equations(pipeline.jaxpr)])
         if cut is None:
-            spec = replace(one.experiment, topology=Topology(), window=1).step_spec()
+            spec = make_step_spec(replace(one.experiment, topology=Topology(), window=1))
             alone = spec.abstract(with_slots=True), put_batch(batches[0], spec.live)
             sizes[-1].append(num_equations(jax.make_jaxpr(single_worker_step(spec))(*alone).jaxpr))
     assert sizes[0] == sizes[1]

@@ -24,6 +24,7 @@ from swift.pipeline.reconfigure.engine import Engine
 from swift.pipeline.step.tick_arrays import table_arrays
 from swift.pipeline.step.train_step import barrier_step
 from swift.topology import Topology
+from swift.train.build import make_engine
 
 NUM_ITERATIONS, FEW, MANY = 20, 2, 30
 TIMEOUT_S = 300
@@ -41,7 +42,7 @@ def start() -> Engine:
         num_microbatches=6,
         sequences_per_microbatch=4,
     )
-    return experiment.engine(frozenset(), "none")
+    return make_engine(experiment, frozenset(), "none")
 
 
 def draw(engine: Engine) -> Batch:

@@ -19,6 +19,7 @@ from swift.pipeline.reconfigure.recut import (
 )
 from swift.pipeline.reconfigure.transfer import move_state
 from swift.schedules.plans.normalize import ChunkAssignment, Move
+from swift.train.build import make_engine, make_plan_settings
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -32,7 +33,7 @@ WITHOUT_FIRST = Recut(((1, 3), (0, 4)), (3, 1))
 
 def settings_of(one, adapt="auto"):
     """Settings of the plans of a run whose survivors adapt."""
-    return replace(one.experiment, adapt=adapt).plan_settings(one.spec)
+    return make_plan_settings(replace(one.experiment, adapt=adapt), one.spec)
 
 
 def test_blocks_go_to_the_worker_that_is_left_and_back(rig):
@@ -59,7 +60,7 @@ def test_blocks_go_to_the_worker_that_is_left_and_back(rig):
 def test_a_worker_has_as_much_memory_as_before(rig):
     """Eight stashes of two layers are four of four layers."""
     one = rig(**FOUR)
-    settings = replace(one.experiment, memory_limit=8.0).plan_settings(one.spec)
+    settings = make_plan_settings(replace(one.experiment, memory_limit=8.0), one.spec)
     divided = recut_settings(settings, recut_spec(one.spec, WITHOUT_LAST), WITHOUT_LAST, 2)
 
     def in_bytes(settings):
@@ -173,7 +174,7 @@ def run_through(one, num_steps, changes):
     drawn = one.draw(1, num_batches=num_steps)
     expected, params, _ = one.plain(drawn)
     found, told = [], {}
-    with one.experiment.engine(frozenset(), "none") as engine:
+    with make_engine(one.experiment, frozenset(), "none") as engine:
         state = one.start(drawn)
         for start in range(0, num_steps, 2):
             if start in changes:

@@ -13,6 +13,7 @@ from swift.pipeline.reconfigure import compiled_steps
 from swift.pipeline.reconfigure.recut import Recut, recut_spec
 from swift.pipeline.reconfigure.transfer import DeviceTransfer, LayerRange, merged, transfer_on_host
 from swift.topology import Topology
+from swift.train.build import make_engine
 from tests.pipeline.held_rows import rows_of
 
 FAILED = frozenset({(0, 1)})
@@ -110,7 +111,7 @@ def test_a_cut_whose_move_cannot_be_prepared_is_found_and_told_as_not_prepared(w
     def fail(move):
         raise MemoryError(f"no room for {type(move).__name__}")
 
-    with without_experts.engine(FAILED, "none") as engine:
+    with make_engine(without_experts, FAILED, "none") as engine:
         monkeypatch.setattr(DeviceTransfer, "prepare", fail)
         better = engine.better_cut(FAILED)
         assert better is not None
@@ -120,7 +121,7 @@ def test_a_cut_whose_move_cannot_be_prepared_is_found_and_told_as_not_prepared(w
 
 
 def test_a_run_without_experts_prepares_the_move_to_a_better_cut_and_the_way_back(without_experts, caplog):
-    with without_experts.engine(FAILED, "next") as engine:
+    with make_engine(without_experts, FAILED, "next") as engine:
         spec = engine.spec
         (host, state), better = random_state(spec), engine.better_cut(FAILED)
         assert better is not None

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from swift.train.build import make_engine
 from tests.compiling import compiled_as_in_a_run
 
 CLIP_NORM = 1.0
@@ -39,7 +40,7 @@ def run(request, rig):
     dtype, case = request.param
     with compiled_as_in_a_run(), jax.enable_x64(dtype == "float64"):
         one = rig(**case, window=3, clip_norm=CLIP_NORM, dtype=dtype)
-        with one.experiment.engine(one.case.failed, "none") as engine:
+        with make_engine(one.experiment, one.case.failed, "none") as engine:
 
             def both(scale, change=lambda state: state):
                 drawn = one.draw(0, scale=scale)

@@ -13,6 +13,7 @@ from swift.pod_compile.compile import FITS, REFUSED, TOO_LARGE, _compiled, check
 from swift.pod_compile.json_format import document, text_lines
 from swift.pod_compile.pods import Pod
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from swift.train.emulated import FailedSet
 from tests.pod_compile.conftest import NOBODY, experiment
 
@@ -23,7 +24,7 @@ def padded(size: int, ranks: int) -> int:
 
 def test_exchange_of_a_lone_worker(lone):
     one, report = lone
-    groups = one.step_spec().gpt.groups.values()
+    groups = make_step_spec(one).gpt.groups.values()
     slots = [3 if group.is_expert else 1 for group in groups]
     wanted = sum(2 * g.num_layers * s * 4 * padded(g.size, 4) * 4 for g, s in zip(groups, slots, strict=True))
     assert report["exchange"]["compiled_bytes"] == report["exchange"]["formula_bytes"] == wanted
@@ -34,7 +35,7 @@ def test_exchange_of_a_lone_worker(lone):
 def test_with_exact_capacity_weights_travel_with_the_tokens():
     one = experiment(Topology(num_expert_ranks=2), num_microbatches=3)
     one = replace(one, experts=ExpertConfig(4, 3, top_k=3, capacity="exact"))
-    report, size = compile_one(one, Pod.parse("cpu:2"), NOBODY), one.step_spec().gpt.groups["expert"].size
+    report, size = compile_one(one, Pod.parse("cpu:2"), NOBODY), make_step_spec(one).gpt.groups["expert"].size
     # 3 micro-batches, 1 layer, 2 ranks: 16 tokens of 16 numbers to each, there and back, forward and backward; and the
     # weights of 3 slots, again for the backward pass, and their gradients.
     wanted = 3 * 2 * (4 * 2 * 16 * 16 + 3 * 3 * padded(size, 2)) * 4
@@ -47,7 +48,7 @@ def test_with_exact_capacity_weights_travel_with_the_tokens():
 @pytest.mark.slow
 def test_exchange_of_a_pipeline_that_has_lost_a_worker(pipelines):
     one, report = pipelines
-    groups = one.step_spec().gpt.groups
+    groups = make_step_spec(one).gpt.groups
     # 5 workers, 3 of the first stage and 2 of the last; gradients in bfloat16, weights in float32.
     rows = {"embedding": 3, "head": 2}
     wanted = {
@@ -79,7 +80,7 @@ def test_runs_in_an_iteration_follow_the_table(pipelines):
 def test_flops_do_not_depend_on_who_runs_them(lone):
     """6 for each parameter that a token meets, 12 T D for attention in each layer, 2 V D for embedding gradients."""
     one, report = lone
-    gpt = one.step_spec().gpt
+    gpt = make_step_spec(one).gpt
     met = [group for name, group in gpt.groups.items() if name not in ("embedding", "expert")]
     dense = sum(group.num_layers * group.size for group in met)
     slots_rows = 3 * 4 * 4 * 2 * 3  # slots, ranks, sources, rows of a source, micro-batches

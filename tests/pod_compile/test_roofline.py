@@ -11,6 +11,7 @@ from swift.pod_compile.costs import EMBEDDING, HEAD, Interconnect, OpCounts, Wor
 from swift.pod_compile.pods import Pod
 from swift.schedules.problem import Costs, Problem
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from tests.pod_compile.conftest import experiment
 
 PEAK = 197e12
@@ -22,7 +23,7 @@ def planned():
     """(plan, runs) of windows of 2 in which B takes twice as long as F."""
     settings = PlanSettings(Problem(TOPOLOGY, 4, costs=Costs(t_b=2, t_w=1), num_iterations=2))
     configuration = Configurator(settings).configure(FAILED)
-    spec = experiment(TOPOLOGY, num_microbatches=4).step_spec(live_mesh(TOPOLOGY, "emulated"))
+    spec = make_step_spec(experiment(TOPOLOGY, num_microbatches=4), live_mesh(TOPOLOGY, "emulated"))
     spec = spec.at(spec.live.with_rows(configuration.rows))
     plan = configuration.plans[2]
     return plan, OpCounts(spec, plan.table, 2)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from swift.config.cuts import planning_problem
 from swift.mesh.hlo_collectives import Collective, Loop
 from swift.mesh.live import live_mesh
 from swift.pipeline import scopes
@@ -14,6 +15,7 @@ from swift.pod_compile.costs import EMBEDDING, HEAD, Interconnect, OpCounts, Wor
 from swift.pod_compile.pods import Pod
 from swift.schedules.problem import Chunk, Costs
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from swift.train.emulated import FailedSet
 from tests.pod_compile.conftest import NOBODY, experiment
 
@@ -25,9 +27,9 @@ OPS = scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT
 def runs_of(cut, chunks=(), window=2, **settings):
     """(plan, runs) of two pipelines of two stages of 2 ranks, 3 micro-batches each, layers dense and with experts."""
     one = experiment(Topology(2, 2, 2), num_microbatches=3, window=window, cut=cut, **settings)
-    problem = one.problem(Costs(t_b=2, t_w=1), chunks)
+    problem = planning_problem(one, Costs(t_b=2, t_w=1), chunks)
     configuration = Configurator(PlanSettings(problem)).configure(frozenset())
-    spec = one.step_spec(live_mesh(one.topology, "emulated"))
+    spec = make_step_spec(one, live_mesh(one.topology, "emulated"))
     spec = spec.at(spec.live.with_rows(configuration.rows))
     plan = configuration.plans[window]
     return plan, OpCounts(spec, plan.table, window)

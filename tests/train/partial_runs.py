@@ -8,6 +8,7 @@ from swift.experts.optimizer import OptimizerConfig
 from swift.models.config import ModelConfig
 from swift.runlog.reading import read_run
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from swift.train.saved_state import split_of
 
 CLASSES = 4
@@ -30,7 +31,7 @@ def saving_one_expert(corpus):
 
 
 def state_of(experiment, run_dir, step):
-    directory, split = run_dir / "checkpoints", split_of(experiment.step_spec())
+    directory, split = run_dir / "checkpoints", split_of(make_step_spec(experiment))
     state = load_plan(directory, plan_restore(directory, experiment.identity(), step), split)
     return split.shapes.keys(), split, state
 

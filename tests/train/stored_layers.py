@@ -4,13 +4,14 @@ import jax
 
 from swift.checkpoint.reader import plan_restore
 from swift.mesh.live import storage_mesh
+from swift.train.build import make_step_spec
 from swift.train.saved_state import load_state
 
 
 def layers(experiment, directory, step):
     """(master weights, moments, experts in the slots) of every layer in the model's order, by group."""
     spec, checkpoints = (
-        experiment.step_spec(storage_mesh(experiment.topology)).checkpoint_spec,
+        make_step_spec(experiment, storage_mesh(experiment.topology)).checkpoint_spec,
         directory / "checkpoints",
     )
     state = load_state(checkpoints, plan_restore(checkpoints, experiment.identity(), step), spec)

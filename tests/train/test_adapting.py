@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
+from swift.config.checks import check
 from swift.errors import SettingError
 from swift.pipeline.reconfigure.engine import Reconfiguration
 from swift.pipeline.reconfigure.recut import PreparedRecut, Recut
@@ -124,7 +125,7 @@ def test_windows_with_moved_blocks_lose_nothing(three, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "setting", "allowed"),
     [
-        ({"adapt": "move"}, "Experiment.adapt = 'move'", "choose one of reroute, reassign, recut, auto"),
+        ({"adapt": "move"}, "Experiment.adapt = 'move'", "must be one of reroute, reassign, recut, auto"),
         ({"topology": Topology(1, 2, 1)}, "Experiment.adapt = 'recut'", "needs several pipelines"),
         ({"adapt": "reassign", "topology": Topology(2, 1, 1)}, "Experiment.adapt = 'reassign'", "needs several stages"),
         ({"microbatches": (3, 5)}, "Experiment.adapt = 'recut'", "needs pipelines that are cut alike"),
@@ -140,7 +141,7 @@ def test_windows_with_moved_blocks_lose_nothing(three, tmp_path):
 )
 def test_what_cannot_adapt_is_told(experiment, wrong, setting, allowed):
     with pytest.raises(SettingError) as told:
-        replace(experiment, **wrong)
+        check(replace(experiment, **wrong))
     assert setting in str(told.value)
     assert allowed in str(told.value)
 

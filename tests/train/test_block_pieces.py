@@ -17,6 +17,7 @@ from swift.experts.config import ExpertConfig
 from swift.models.config import ModelConfig
 from swift.pipeline.reconfigure import transfer
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from swift.train.checkpointer import begin_block_pieces
 from swift.train.saved_state import split_of, to_store
 
@@ -47,7 +48,7 @@ def with_moments(state):
 @pytest.mark.parametrize("chosen", [[0, 1, 2], [2, 0]], ids=["all experts", "some"])
 def test_hosts_give_together_what_one_does(tmp_path, monkeypatch, changes, num_hosts, chosen):
     """Hosts have whole pipelines, stages of all, or a worker each, which divide what they all have."""
-    spec = replace(EXPERIMENT, **changes).step_spec()
+    spec = make_step_spec(replace(EXPERIMENT, **changes))
     split, chosen_LK = split_of(spec), np.tile(chosen, (3, 1))
     state = with_moments(spec.init(jax.random.key(0)))
     theirs = begin_snapshot(split, *to_store(spec, state), chosen_LK)()

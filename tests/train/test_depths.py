@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.config.cuts import layer_costs
+from swift.config.cuts import checkpoint_cut, layer_costs
 from swift.config.experiment import Experiment
 from swift.config.stored import config_text
 from swift.draw.picture import picture_file
@@ -29,6 +29,7 @@ from swift.pod_compile.pods import Pod
 from swift.runlog.reading import read_run
 from swift.schedules.rules import verify
 from swift.topology import Topology
+from swift.train.build import make_plan_settings, make_step_spec
 from swift.train.emulated import FailedSet
 from swift.train.start import TrainOptions
 from swift.train.trainer import train
@@ -96,7 +97,7 @@ def shortest(costs, num_stages, first, last):
 @pytest.mark.parametrize(("num_layers", "num_stages", "other"), DEPTHS)
 def test_any_depth_on_any_number_of_stages(corpus, tmp_path, num_layers, num_stages, other):
     setup = experiment(corpus, num_layers, num_stages)
-    sizes = setup.blocks.sizes
+    sizes = checkpoint_cut(setup).sizes
     assert (sum(sizes), len(sizes), min(sizes) > 0) == (num_layers, num_stages, True)
     check_cut(setup)
     check_plan(setup)
@@ -123,7 +124,7 @@ def test_any_depth_on_any_number_of_stages(corpus, tmp_path, num_layers, num_sta
 def check_cut(setup):
     """The longest stage is as short as it can be."""
     costs, first, last = layer_costs(setup.model, setup.experts, setup.vocab_size)
-    ends = [0, *accumulate(setup.blocks.sizes)]
+    ends = [0, *accumulate(checkpoint_cut(setup).sizes)]
     stages = [sum(costs[begin:end]) for begin, end in pairwise(ends)]
     stages[0] += first
     stages[-1] += last
@@ -132,10 +133,10 @@ def check_cut(setup):
 
 def check_plan(setup):
     """The plan of the run is sound, says which layers each worker holds, and can be drawn."""
-    settings = setup.plan_settings(setup.step_spec(storage_mesh(setup.topology)))
+    settings = make_plan_settings(setup, make_step_spec(setup, storage_mesh(setup.topology)))
     schedule = Configurator(settings).configure(frozenset()).plans[1].schedule
     verify(schedule)
-    ends = [0, *accumulate(setup.blocks.sizes)]
+    ends = [0, *accumulate(checkpoint_cut(setup).sizes)]
     for stage, (begin, end) in enumerate(pairwise(ends)):
         assert schedule.problem.runs_of((0, stage)) == ((begin, end),)
     assert f"0:{len(ends) - 2}" in draw_chart(schedule, 120).plain

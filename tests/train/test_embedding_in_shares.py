@@ -17,6 +17,7 @@ from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
 from swift.models.reference_model import plain_logits
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from swift.train.saved_state import load_state
 from tests.train.runs import run
 
@@ -73,7 +74,7 @@ def test_losses_are_those_of_a_whole_embedding(runs):
 
 def whole_state(experiment, directory):
     """Master weights, and everything else that is saved, as a plain model would have it."""
-    spec = experiment.step_spec(storage_mesh(experiment.topology))
+    spec = make_step_spec(experiment, storage_mesh(experiment.topology))
     state = load_state(directory / "checkpoints", plan_restore(directory / "checkpoints", None, SAVED), spec)
     whole = {"master": spec.gather_master_weights(state)}
     for name in ("mu", "nu"):
@@ -109,7 +110,7 @@ def test_the_placement_stays_where_only_the_embedding_is_laid_out_otherwise(expe
     checkpoints = runs["sharded"].path / "checkpoints"
     states = []
     for way in ("sharded", "replicated"):
-        spec = replace(experiment, embedding=way).step_spec(storage_mesh(experiment.topology))
+        spec = make_step_spec(replace(experiment, embedding=way), storage_mesh(experiment.topology))
         states.append(load_state(checkpoints, plan_restore(checkpoints, None, SAVED), spec))
     np.testing.assert_array_equal(states[0].placement, states[1].placement)
     np.testing.assert_array_equal(states[0].step, states[1].step)

@@ -22,6 +22,7 @@ from swift.pipeline.step.single_worker import put_batch, single_worker_step
 from swift.runlog.observers import Observer
 from swift.runlog.reading import read_run
 from swift.topology import Topology
+from swift.train.build import make_loader, make_step_spec
 from swift.train.start import TrainOptions
 from swift.train.trainer import train
 
@@ -64,10 +65,10 @@ class Erasing:
 def test_weight_decay_leaves_out_embeddings_norms_and_biases(experiment, layout):
     optimizer = OptimizerConfig(transformation=Erasing(), decayed="matrices", layout=layout, warmup_steps=0)
     setup = replace(experiment, optimizer=optimizer, placement=Static())
-    spec = setup.step_spec()
+    spec = make_step_spec(setup)
     state = spec.init(jax.random.key(0))
     before = jax.device_get(spec.gpt.unpack(spec.gather_master_weights(state)))
-    state, _ = single_worker_step(spec)(state, put_batch(setup.loader("train").batch(0), spec.live))
+    state, _ = single_worker_step(spec)(state, put_batch(make_loader(setup, "train").batch(0), spec.live))
     after = jax.device_get(spec.gpt.unpack(spec.gather_master_weights(state)))
 
     def dims(name, leaf):

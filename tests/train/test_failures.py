@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.config.experiment import Experiment, FailureEvent, FailureList, parse_failures
+from swift.config.experiment import Experiment
+from swift.config.failures import FailureEvent, FailureList, failure_list, parse_failures
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
 from swift.models.config import ModelConfig
@@ -62,7 +63,7 @@ def cluster(**changes):
         sequences_per_microbatch=2,
         **changes,
     )
-    return EmulatedCluster(experiment, "next", experiment.failure_list, 1, 1)
+    return EmulatedCluster(experiment, "next", failure_list(experiment), 1, 1)
 
 
 def test_programs_are_prepared_where_somebody_is_yet_to_fail_and_only_there(monkeypatch):

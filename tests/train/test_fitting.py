@@ -10,12 +10,13 @@ from swift.config.experiment import Experiment
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
-from swift.machine_memory import Room
+from swift.machine import Room
 from swift.mesh.devices import ProgramMemory
 from swift.models.config import ModelConfig
 from swift.pipeline.reconfigure.memory_account import MemoryAccount
 from swift.topology import Topology
 from swift.train import fitting
+from swift.train.build import make_engine
 
 GB = 10**9
 MODEL = ModelConfig(
@@ -61,7 +62,7 @@ def account_of(engine):
 )
 def test_the_account_is_that_of_arrays_and_of_the_program(corpus, name):
     """State and slots are those of a real state; the compiled program has room for all that shapes tell, and more."""
-    engine = experiment_of(corpus, name).engine(frozenset(), "none")
+    engine = make_engine(experiment_of(corpus, name), frozenset(), "none")
     account, state = account_of(engine), engine.spec.init(jax.random.key(0))
 
     def num_bytes(tree):
@@ -136,12 +137,12 @@ def test_no_parameter_is_made_of_a_model_that_cannot_fit(corpus, monkeypatch, si
     experiment = experiment_of(corpus, "one worker")
     experiment = replace(experiment, model=replace(experiment.model, **sizes))
     with pytest.raises(SettingError, match=r"4 devices take .* and this machine has 100 MB"):
-        fitting.check_shapes(experiment, experiment.engine(frozenset(), "none"), 1)
+        fitting.check_shapes(experiment, make_engine(experiment, frozenset(), "none"), 1)
 
 
 def test_devices_with_a_memory_of_their_own_are_asked(corpus, monkeypatch):
     experiment = experiment_of(corpus, "one worker")
-    engine = experiment.engine(frozenset(), "none")
+    engine = make_engine(experiment, frozenset(), "none")
     stats = {"bytes_limit": 10**5, "bytes_in_use": 10**6}
     device = SimpleNamespace(memory_stats=lambda: stats, device_kind="H100")
     monkeypatch.setattr(fitting, "_devices_here", lambda _: [device] * 4)
@@ -154,7 +155,7 @@ def test_devices_with_a_memory_of_their_own_are_asked(corpus, monkeypatch):
 def test_where_nobody_says_how_much_there_is_nothing_is_compiled(corpus, monkeypatch):
     monkeypatch.setattr(fitting, "memory_rooms", lambda: ())
     experiment = experiment_of(corpus, "one worker")
-    engine = experiment.engine(frozenset(), "none")
+    engine = make_engine(experiment, frozenset(), "none")
     fitting.check_shapes(experiment, engine, 1)
     assert fitting.check_program(experiment, engine, 1) is None
     assert not engine.steps.is_compiled("single")
@@ -165,6 +166,6 @@ def test_processes_of_one_machine_add_up(corpus, monkeypatch):
     experiment = experiment_of(corpus, "pipelines")
     monkeypatch.setattr(fitting.Fit, "check", lambda fit: fit.account)
     whole, half = (fitting.check_processes(experiment, num_here, 4) for num_here in (4, 2))
-    alone = account_of(experiment.engine(frozenset(), "none"))
+    alone = account_of(make_engine(experiment, frozenset(), "none"))
     assert whole == replace(alone, earlier_states=2 * (alone.state + alone.slots))
     assert (half.num_devices, half.state, half.earlier_states) == (4, whole.state // 2, whole.earlier_states // 2)

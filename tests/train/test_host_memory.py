@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
+from swift.config.checks import check
 from swift.config.experiment import Experiment
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
@@ -18,6 +19,7 @@ from swift.models.config import ModelConfig
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.runlog.reading import read_run
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from tests.case_tiers import tiered
 from tests.train.runs import measured, run
 
@@ -118,10 +120,10 @@ def test_a_run_is_resumed_with_the_other_memory(first, experiment, tmp_path):
 
 def test_devices_without_such_memory_are_refused(experiment, monkeypatch):
     monkeypatch.setattr(LiveMesh, "memory_kinds", frozenset({"device"}))
-    experiment.step_spec()
+    make_step_spec(experiment)
     told = r"OptimizerConfig\.memory = 'pinned_host': is not a memory of these devices, which have device: use device"
     with pytest.raises(SettingError, match=told):
-        in_host_memory(experiment).step_spec()
+        make_step_spec(in_host_memory(experiment))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_devices_without_such_memory_are_refused(experiment, monkeypatch):
 )
 def test_what_is_not_possible_is_refused(changes, told, experiment):
     with pytest.raises(SettingError, match=rf"OptimizerConfig\.memory = 'pinned_host': {told}"):
-        replace(in_host_memory(experiment), **changes)
+        check(replace(in_host_memory(experiment), **changes))
 
 
 def test_arrays_that_belong_to_no_group_are_refused(experiment):
@@ -153,6 +155,6 @@ def test_arrays_that_belong_to_no_group_are_refused(experiment):
             return optax.GradientTransformation(init, lambda updates, state, _=None: (updates, state))
 
     flat = replace(experiment, optimizer=OptimizerConfig(transformation=Own(), warmup_steps=2))
-    flat.step_spec()
+    make_step_spec(flat)
     with pytest.raises(SettingError, match=r"OptimizerConfig\.memory = 'pinned_host': needs an optimizer whose arrays"):
-        in_host_memory(flat).step_spec()
+        make_step_spec(in_host_memory(flat))

@@ -27,6 +27,7 @@ from swift.models.config import ModelConfig
 from swift.runlog.reading import read_run
 from swift.topology import Topology
 from swift.train import emulated
+from swift.train.build import make_step_spec
 from swift.train.checkpointer import Checkpointer
 from swift.train.saved_state import split_of
 from tests.train.runs import run
@@ -113,7 +114,7 @@ def assert_slices(experiment, states, found, lost):
     Args:
         lost: for every rank, what gives the step of a part: (is it a weight, expert or None) -> step.
     """
-    split = split_of(experiment.step_spec(storage_mesh(experiment.topology)))
+    split = split_of(make_step_spec(experiment, storage_mesh(experiment.topology)))
     arrays = by_name(found.state)
     for name in split.ranked_names:
         of_experts = name in split.expert_names
@@ -305,7 +306,7 @@ def test_a_rank_of_one_stage_leaves_all_stages_and_its_slices_of_the_others_are_
     record = run(losing(setup, failures, 2), tmp_path / "run")
     at = 5 if window == 1 else 4  # a window does without who fails in it
     (found,) = recovered
-    split = split_of(setup.step_spec(storage_mesh(setup.topology)))
+    split = split_of(make_step_spec(setup, storage_mesh(setup.topology)))
     for name in split.ranked_names:
         mine, then = by_name(found.state)[name], states[at][name]
         np.testing.assert_array_equal(mine[0], then[0], err_msg=name)

@@ -28,6 +28,7 @@ from swift.pipeline.state import TrainState
 from swift.pipeline.step.single_worker import put_batch, single_worker_gradients, single_worker_step
 from swift.pipeline.step.spec import materialize_all
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from tests.case_tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -123,7 +124,7 @@ def experiment(case):
 @cache
 def compiled(case):
     """(program, gradients of the parallel model, objective and gradients of the plain one)."""
-    spec = experiment(case).step_spec()
+    spec = make_step_spec(experiment(case))
 
     def gradients(master, placement_LNS, batch):
         slots = materialize_all(spec, master, placement_LNS)
@@ -254,7 +255,7 @@ def plain_training(spec, experiment, params, batches):
 )
 def test_twenty_steps_of_adamw_are_those_of_the_plain_model(case):
     setup = experiment(case)
-    spec = setup.step_spec()
+    spec = make_step_spec(setup)
     params, step = draw_params(spec, 0), single_worker_step(spec)
     state = spec.state_from_params(params)
     batches = [draw_batch(case, seed) for seed in range(20)]

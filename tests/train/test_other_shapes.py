@@ -18,6 +18,7 @@ from swift.experts.placement.policy import Static
 from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from swift.train.saved_state import load_state
 from tests.train.runs import run
 
@@ -70,7 +71,7 @@ def half(whole, tmp_path):
 
 def numbers(experiment, directory, step):
     """Master weights and moments as whole classes, by group: what a plain model would have."""
-    spec, checkpoints = experiment.step_spec(storage_mesh(experiment.topology)), directory / "checkpoints"
+    spec, checkpoints = make_step_spec(experiment, storage_mesh(experiment.topology)), directory / "checkpoints"
     state = load_state(checkpoints, plan_restore(checkpoints, experiment.identity(), step), spec)
     moments = jax.tree.leaves(state.moments, is_leaf=lambda part: isinstance(part, dict))
 
@@ -133,8 +134,8 @@ def test_every_class_keeps_its_share_of_the_slots(experiment, half):
     setup = on(experiment, 1, 1, 4)
     checkpoints = half / "checkpoints"
     plan = plan_restore(checkpoints, step=SAVED)
-    before = load_state(checkpoints, plan, experiment.step_spec(storage_mesh(experiment.topology)))
-    after = load_state(checkpoints, plan, setup.step_spec(storage_mesh(setup.topology)))
+    before = load_state(checkpoints, plan, make_step_spec(experiment, storage_mesh(experiment.topology)))
+    after = load_state(checkpoints, plan, make_step_spec(setup, storage_mesh(setup.topology)))
     for old, new in zip(before.placement[0], after.placement[0], strict=True):
         had, has = (np.bincount(placement.ravel(), minlength=CLASSES) for placement in (old, new))
         assert has.min() >= 1

@@ -9,6 +9,7 @@ import pytest
 from swift.checkpoint import snapshots
 from swift.checkpoint.snapshots import assemble_snapshot, begin_pieces, begin_snapshot
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from swift.train.saved_state import split_of
 from tests.train.partial_runs import CLASSES, saving_one_expert
 
@@ -23,7 +24,7 @@ def experiment(corpus):
     [(Topology(1, 1, 2), "emulated"), (Topology(2, 2, 2), "emulated"), (Topology(1, 1, 2), "virtual")],
 )
 def test_a_snapshot_of_devices_is_one_of_the_host(experiment, topology, ranks):
-    spec, random = replace(experiment, topology=topology, ranks=ranks).step_spec(), np.random.default_rng(0)
+    spec, random = make_step_spec(replace(experiment, topology=topology, ranks=ranks)), np.random.default_rng(0)
     split, live = split_of(spec), spec.live
     host = jax.tree.map(lambda leaf: random.integers(0, 99, leaf.shape).astype(leaf.dtype), split.abstract)
     specs = replace(spec.specs, slots={})
@@ -39,7 +40,7 @@ def test_a_snapshot_of_devices_is_one_of_the_host(experiment, topology, ranks):
 @pytest.mark.parametrize("topology", [Topology(2, 2, 2), Topology(3, 1, 2)], ids=str)
 def test_peers_divide_what_they_all_have(experiment, topology, monkeypatch):
     """As on several hosts, each a pipeline: equal parts that do not overlap, also where three divide two values."""
-    spec, random = replace(experiment, topology=topology).step_spec(), np.random.default_rng(0)
+    spec, random = make_step_spec(replace(experiment, topology=topology)), np.random.default_rng(0)
     split, live = split_of(spec), spec.live
     host = jax.tree.map(lambda leaf: random.integers(0, 99, leaf.shape).astype(leaf.dtype), split.abstract)
     state = live.put(jax.tree.map(lambda leaf: leaf[live.stage_R], host), replace(spec.specs, slots={}))
@@ -54,7 +55,7 @@ def test_peers_divide_what_they_all_have(experiment, topology, monkeypatch):
 
 
 def test_a_snapshot_is_of_the_state_that_was_given_away_meanwhile(experiment):
-    spec = replace(experiment, topology=Topology(2, 1, 2)).step_spec()
+    spec = make_step_spec(replace(experiment, topology=Topology(2, 1, 2)))
     split, live, chosen = split_of(spec), spec.live, np.array([[2, 0], [1, 3]])
     state = spec.init(jax.random.key(0))
     add_one = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)

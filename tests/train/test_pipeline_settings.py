@@ -5,12 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.config.experiment import Experiment, parse_failures
+from swift.config.checks import check
+from swift.config.cuts import checkpoint_cut, model_chunks
+from swift.config.experiment import Experiment
+from swift.config.failures import parse_failures
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.models.config import ModelConfig
 from swift.topology import Topology
+from swift.train.build import make_engine
 
 
 def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, tied=False, **settings):
@@ -116,16 +120,16 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, tied=Fal
         ({"memory_limit": float("nan")}, "Experiment.memory_limit = nan: must be a number above 0"),
         (
             {"remat": "full"},
-            "Experiment.remat = 'full': choose one of none, attention, block",
+            "Experiment.remat = 'full': must be one of none, attention, block",
         ),
-        ({"remat": 1}, "Experiment.remat = 1: choose one of none, attention, block"),
-        ({"head": "half"}, "Experiment.head = 'half': choose one of replicated, sharded"),
+        ({"remat": 1}, "Experiment.remat = 1: must be one of none, attention, block"),
+        ({"head": "half"}, "Experiment.head = 'half': must be one of replicated, sharded"),
         (
             {"head": "sharded", "tied": True},
             "Experiment.head = 'sharded': must be 'replicated' with ModelConfig.tied_embeddings = True: every rank has "
             "the whole embedding",
         ),
-        ({"embedding": True}, "Experiment.embedding = True: choose one of replicated, sharded"),
+        ({"embedding": True}, "Experiment.embedding = True: must be one of replicated, sharded"),
         (
             {"embedding": "sharded", "tied": True},
             "Experiment.embedding = 'sharded': must be 'replicated' with ModelConfig.tied_embeddings = True: every "
@@ -207,7 +211,7 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, tied=Fal
 )
 def test_a_setting_that_cannot_work_is_told_with_what_would(settings, line):
     with pytest.raises(SettingError) as raised:
-        make(**settings)
+        check(make(**settings))
     assert str(raised.value) == line
 
 
@@ -228,9 +232,9 @@ def test_a_micro_batch_that_does_not_fit_is_told_with_the_least_that_does():
     with pytest.raises(
         SettingError, match=r"^Experiment.memory_limit = 1: must be at least 1\.\d+, which a single "
     ) as e:
-        make(num_microbatches=2, memory_limit=1).engine(frozenset(), "none")
+        make_engine(make(num_microbatches=2, memory_limit=1), frozenset(), "none")
     least = float(e.value.allowed.split(",")[0].removeprefix("must be at least "))
-    assert make(num_microbatches=2, memory_limit=least).engine(frozenset(), "none").num_live == 4
+    assert make_engine(make(num_microbatches=2, memory_limit=least), frozenset(), "none").num_live == 4
 
 
 @st.composite
@@ -257,10 +261,12 @@ def test_a_list_is_refused_just_where_some_window_would_have_nobody_at_a_stage(c
 
 def test_a_rank_alone_has_nobody_to_keep_its_snapshots():
     with pytest.raises(SettingError) as raised:
-        Experiment(
-            experts=ExpertConfig(4, slots_per_rank=4),
-            topology=Topology(),
-            checkpoint=CheckpointConfig(snapshot_every=1),
+        check(
+            Experiment(
+                experts=ExpertConfig(4, slots_per_rank=4),
+                topology=Topology(),
+                checkpoint=CheckpointConfig(snapshot_every=1),
+            )
         )
     assert str(raised.value) == (
         "CheckpointConfig.snapshot_every = 1: must be 0 with one expert rank: there is no other to keep its snapshot"
@@ -275,8 +281,8 @@ def test_a_planner_for_no_failures_runs_what_is_left_of_a_pipeline():
 def test_two_runs_of_layers_a_stage():
     """The first and the last on stage 0; checkpoints are cut into stages of one run, whatever the planner."""
     one = make(layers=7, pattern=(False, *[True] * 6), planner="v", cut=(1, 2, 3, 1))
-    assert one.chunks.stage_DC == ((0, 1, 1, 0),) * 2
-    assert one.chunks.blocks == ((0, 6), (1, 2, 3, 4, 5))
-    assert one.blocks == make(layers=7, pattern=(False, *[True] * 6)).blocks
-    assert make(layers=8, planner="v").chunks.sizes == (2, 2, 2, 2)
-    assert make(stages=1, planner="v").chunks == make(stages=1).chunks
+    assert model_chunks(one).stage_DC == ((0, 1, 1, 0),) * 2
+    assert model_chunks(one).blocks == ((0, 6), (1, 2, 3, 4, 5))
+    assert checkpoint_cut(one) == checkpoint_cut(make(layers=7, pattern=(False, *[True] * 6)))
+    assert model_chunks(make(layers=8, planner="v")).sizes == (2, 2, 2, 2)
+    assert model_chunks(make(stages=1, planner="v")) == model_chunks(make(stages=1))

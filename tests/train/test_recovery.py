@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -11,13 +11,13 @@ import pytest
 
 from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.manifest import checkpoint_steps
-from swift.config.experiment import Experiment
 from swift.data.windows import Batch
 from swift.errors import RunError
 from swift.report.history import configuration_periods, history_of, time_by_cause
 from swift.report.sections import schedule_of
 from swift.runlog.reading import read_run
 from swift.topology import Topology
+from swift.train.build import make_engine, make_loader, make_step_spec
 from tests.train.runs import measured, run, two_stages
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -144,24 +144,24 @@ class Shuffled:
         return Batch(*(leaf[order] for leaf in batch))
 
 
-@dataclass(frozen=True)
-class Control(Experiment):
-    """An experiment whose micro-batches change places, which mathematically is the same."""
-
-    order: int = 0
-
-    def loader(self, split):
-        loader = super().loader(split)
-        return Shuffled(loader, self.order) if split == "train" else loader
-
-
 @pytest.mark.slow
-def test_in_single_precision_failures_do_no_more_than_another_order_of_sums(experiment, tmp_path, capsys):
+def test_in_single_precision_failures_do_no_more_than_another_order_of_sums(experiment, tmp_path, monkeypatch, capsys):
     setup = replace(experiment, compute_dtype="float32")
-    settings = {item.name: getattr(setup, item.name) for item in fields(setup)}
+
+    def control(order):
+        """A run whose micro-batches change places, which mathematically is the same."""
+
+        def make_shuffled(setup, split, corpus):
+            loader = make_loader(setup, split, corpus)
+            return Shuffled(loader, order) if split == "train" else loader
+
+        with monkeypatch.context() as patch:
+            patch.setattr("swift.train.trainer.make_loader", make_shuffled)
+            return run(setup, tmp_path / f"{order}")
+
     with jax.enable_x64(False):
         expected = run(setup, tmp_path / "fault_free")
-        controls = [distance(run(Control(**settings, order=n), tmp_path / f"{n}"), expected) for n in range(3)]
+        controls = [distance(control(order), expected) for order in range(3)]
         record = run(replace(setup, failures=TWO_IN_A_STAGE), tmp_path / "run")
     lost, most = distance(record, expected), np.median(controls)
     with capsys.disabled():
@@ -212,37 +212,30 @@ def test_an_event_tells_what_a_change_cost(small, tmp_path):
     assert failure["plan_ms"] > 0
     assert failure["compile_ms"] > 0
     assert min(change[f"{part}_ms"] for change in (failure, rejoin) for part in ("plan", "compile", "move")) >= 0
-    state = small.step_spec().init(jax.random.key(0))
+    state = make_step_spec(small).init(jax.random.key(0))
     assert failure["moved_bytes"] == 0
     assert rejoin["moved_bytes"] == sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / 2
     assert failure["period_ratio"] == pytest.approx(2, abs=0.2)
     assert rejoin["period_ratio"] == 1
 
 
-@dataclass(frozen=True)
-class Watched(Experiment):
-    """An experiment that shows its engine."""
-
-    engines: tuple = ()
-
-    def engine(self, failed, prepare):
-        engine = super().engine(failed, prepare)
-        self.engines.append(engine)
-        return engine
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("prepare", ["next", "none"])
-def test_a_change_is_prepared_once_the_background_had_time(small, tmp_path, prepare):
+def test_a_change_is_prepared_once_the_background_had_time(small, tmp_path, monkeypatch, prepare):
     engines = []
-    setup = Watched(**{item.name: getattr(small, item.name) for item in fields(small)}, engines=engines)
+
+    def make_watched(*settings):
+        engines.append(make_engine(*settings))
+        return engines[-1]
+
+    monkeypatch.setattr("swift.train.emulated.make_engine", make_watched)
 
     def give_time(step):
         if step == 3:
             engines[0].settle()
             assert engines[0].background_errors() == []
 
-    record = run(setup, tmp_path / "run", Told({3: [(0, 0)]}, give_time), prepare=prepare, stop_at=4)
+    record = run(small, tmp_path / "run", Told({3: [(0, 0)]}, give_time), prepare=prepare, stop_at=4)
     (failure,) = of_kind(record, "reconfigure")
     assert failure["prepared"] == (prepare == "next")
     assert len(engines) == 1

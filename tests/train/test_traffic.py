@@ -15,6 +15,7 @@ from swift.mesh.hlo_collectives import collective_bytes
 from swift.models.config import ModelConfig
 from swift.pipeline.step.single_worker import put_batch, single_worker_step
 from swift.topology import Topology
+from swift.train.build import make_loader, make_step_spec
 
 
 @pytest.mark.parametrize(
@@ -36,9 +37,9 @@ def test_bytes_of_an_iteration(policy, capacity):
         topology=Topology(num_expert_ranks=ranks),
         sequences_per_microbatch=8,
     )
-    spec = experiment.step_spec()
+    spec = make_step_spec(experiment)
     state = spec.init(jax.random.key(0))
-    batch = put_batch(experiment.loader("train").batch(0), spec.live)
+    batch = put_batch(make_loader(experiment, "train").batch(0), spec.live)
     measured = collective_bytes(single_worker_step(spec).lower(state, batch).compile().as_text(), ranks)
 
     groups = spec.gpt.groups.values()
@@ -67,7 +68,7 @@ def test_rows_travel_in_the_compute_type_and_their_gradients_in_that_of_the_wire
         embedding="sharded",
         sequences_per_microbatch=8,
     )
-    spec = experiment.step_spec()
-    batch = put_batch(experiment.loader("train").batch(0), spec.live)
+    spec = make_step_spec(experiment)
+    batch = put_batch(make_loader(experiment, "train").batch(0), spec.live)
     text = single_worker_step(spec).lower(spec.abstract(with_slots=True), batch).as_text()
     assert re.findall(r"all_to_all.*: \(tensor<4x1x20x(\w+)>\)", text) == types

@@ -26,6 +26,7 @@ from swift.pipeline.step.single_worker import put_batch, single_worker_step
 from swift.runlog.reading import read_run
 from swift.topology import Topology
 from swift.train import checkpointer
+from swift.train.build import make_loader, make_step_spec
 from tests.train.runs import measured, run
 
 TINY = ModelConfig(num_layers=1, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))
@@ -77,8 +78,8 @@ def test_forty_steps_are_twenty_a_restart_and_twenty(experiment, tmp_path, polic
 
 
 def test_fifty_placements_are_one_program(experiment):
-    spec = experiment.step_spec()
-    state, step, loader = spec.init(jax.random.key(0)), single_worker_step(spec), experiment.loader("train")
+    spec = make_step_spec(experiment)
+    state, step, loader = spec.init(jax.random.key(0)), single_worker_step(spec), make_loader(experiment, "train")
     placements = []
     for _ in range(50):
         state, _ = step(state, put_batch(next(loader), spec.live))
@@ -94,8 +95,8 @@ def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
     with jax.enable_x64(True):
         for kind in ("emulated", "virtual"):
             setup = replace(experiment, ranks=kind, compute_dtype="float64", placement=policy)
-            spec = setup.step_spec()
-            state, step, loader = spec.init(jax.random.key(0)), single_worker_step(spec), setup.loader("train")
+            spec = make_step_spec(setup)
+            state, step, loader = spec.init(jax.random.key(0)), single_worker_step(spec), make_loader(setup, "train")
             for _ in range(5):
                 state, metrics = step(state, put_batch(next(loader), spec.live))
             metrics = jax.device_get(metrics)
@@ -107,7 +108,7 @@ def test_virtual_ranks_do_what_sharded_ones_do(experiment, policy):
 def test_bfloat16_learns_too(experiment, tmp_path):
     record = run(replace(experiment, compute_dtype="bfloat16", checkpoint=CheckpointConfig(every=0)), tmp_path / "run")
     assert record.summary["final_loss"] < 4
-    slots = replace(experiment, compute_dtype="bfloat16").step_spec()
+    slots = make_step_spec(replace(experiment, compute_dtype="bfloat16"))
     state = slots.init(jax.random.key(0))
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.slots)} == {"bfloat16"}
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.master)} == {"float32"}

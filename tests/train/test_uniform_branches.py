@@ -21,6 +21,7 @@ from swift.mesh.per_rank import RANKED, SHARED
 from swift.models.config import ModelConfig
 from swift.pipeline.step.single_worker import single_worker_evaluation, single_worker_step
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def traced(policy, experts, layout, **settings):
         sequences_per_microbatch=4,
         **settings,
     )
-    spec = experiment.step_spec()
+    spec = make_step_spec(experiment)
     state = jax.eval_shape(lambda: spec.fill_slots(spec.init(jax.random.key(0))))
     types = (jnp.int32, jnp.int32, jnp.bool_)
     batch = Batch(*(jax.ShapeDtypeStruct((1, 2, 4, 1, 8), dtype) for dtype in types))

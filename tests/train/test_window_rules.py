@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.config.experiment import parse_failures
+from swift.config.failures import parse_failures
 from swift.errors import SettingError
 from swift.mesh.live import MeshRow
 from swift.models.cuts import Chunks

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from swift.config.experiment import parse_event, parse_rank
+from swift.config.failures import parse_event, parse_rank
 from swift.elastic.membership.messages import Process
 from swift.errors import SettingError
 from swift.topology import Topology

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jax.extend.backend import clear_backends
 
+from swift.config.cuts import model_chunks
 from swift.config.experiment import Experiment
 from swift.elastic.jax_group import CompileOnlyGroup
 from swift.elastic.state.slices import ElasticSpecs, compiled_neighbour, neighbour_key
@@ -43,6 +44,7 @@ from swift.pipeline.step.spec import StepSpec
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.tasks import start_thread
 from swift.topology import Worker, worker_names
+from swift.train.build import make_plan_settings
 from swift.train.saved_state import split_of
 
 
@@ -80,9 +82,9 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
         possible = range(1, experiment.topology.num_expert_ranks + 1)
         counts = (num_ranks, num_ranks - 1, num_ranks + 1)
         return [CompileJob(failed, kinds, num_ranks=count) for count in counts if count in possible]
-    near = sorted(neighbours(experiment.topology, failed, experiment.chunks), key=len, reverse=True)
+    near = sorted(neighbours(experiment.topology, failed, model_chunks(experiment)), key=len, reverse=True)
     jobs = [CompileJob(failed, kinds, is_better=bool(cut))]
-    if experiment.move_rule is not None and seeks_cut and failed and not cut:
+    if experiment.adapt != "reroute" and seeks_cut and failed and not cut:
         jobs.append(CompileJob(failed, kinds, is_better=True))
     jobs += [CompileJob(other, kinds, next(iter(failed - other), None), before=cut) for other in near]
     if cut:  # a cut is used only once: if a generation forms again with the same failures, it has the run's own cut
@@ -107,7 +109,7 @@ class CompileService:
         self._specs = ElasticSpecs(experiment)
         spec = self._specs.on(experiment.topology.num_expert_ranks)
         num_sequences = experiment.sequences_per_microbatch
-        self._cuts = Cuts(spec, experiment.plan_settings(spec), num_sequences, self._executables)
+        self._cuts = Cuts(spec, make_plan_settings(experiment, spec), num_sequences, self._executables)
         self._devices_per_process = jax.local_device_count()
         clear_backends()
 

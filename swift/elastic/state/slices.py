@@ -42,7 +42,7 @@ from swift.pipeline.reconfigure.executables import ExecutableCache
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
 from swift.tasks import one_thread
-from swift.train.build import with_num_ranks
+from swift.train.build import make_step_spec, with_num_ranks
 from swift.train.saved_state import split_of
 
 _NeighbourProgram = Callable[..., dict[str, dict[str, jax.Array]]]
@@ -78,7 +78,7 @@ class ElasticSpecs:
         """Returns the step spec on ``num_ranks`` ranks, which the caller puts on a live mesh."""
         if num_ranks not in self._by_ranks:
             fewer = with_num_ranks(self._experiment, num_ranks)
-            self._by_ranks[num_ranks] = fewer.step_spec(storage_mesh(fewer.topology), self._platform)
+            self._by_ranks[num_ranks] = make_step_spec(fewer, storage_mesh(fewer.topology), self._platform)
         return self._by_ranks[num_ranks]
 
 

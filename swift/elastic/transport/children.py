@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol, Self
 
 from swift.errors import RunError
-from swift.machine_memory import num_memory_kills
+from swift.machine import num_memory_kills
 from swift.tasks import retried, start_thread
 
 MEMORY = "{memory}"

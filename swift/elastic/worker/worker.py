@@ -64,6 +64,7 @@ from swift.pipeline.reconfigure.recut import Cuts, UnknownAssignment, spec_with_
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
 from swift.schedules.plans.normalize import ChunkAssignment
+from swift.train.build import make_loader, make_plan_settings
 from swift.train.saved_state import split_of
 
 _EXIT_GONE, _EXIT_STUCK = 70, 71
@@ -215,7 +216,7 @@ class WorkerProcess:
     def __init__(self, worker_spec: WorkerSpec, commands: TextIO):
         self._worker_spec, self._experiment = worker_spec, worker_spec.experiment
         scratch = worker_spec.scratch
-        self._data = tuple(self._experiment.loader(split, scratch.corpus) for split in ("train", "validation"))
+        self._data = tuple(make_loader(self._experiment, split, scratch.corpus) for split in ("train", "validation"))
         check_same_data(scratch.data(), self._data[0].state())
         self._executables = worker_spec.programs()
         self._kept = RetainedStates(worker_spec.states(), worker_spec.memory_checkpoint_every)
@@ -224,7 +225,7 @@ class WorkerProcess:
         self._specs = worker_spec.step_specs()
         spec = self._specs.on(self._experiment.topology.num_expert_ranks)
         num_sequences = self._experiment.sequences_per_microbatch
-        self._cuts = Cuts(spec, self._experiment.plan_settings(spec), num_sequences, self._executables)
+        self._cuts = Cuts(spec, make_plan_settings(self._experiment, spec), num_sequences, self._executables)
         self._handover: Handover | None = None
         if worker_spec.is_elastic:
             processes = processes_of(self._experiment.topology, by_rank=True)

@@ -6,7 +6,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import gin
 import pytest
 
 from swift.cli.input_hosts import input_hosts_of_runs
@@ -19,7 +18,6 @@ from swift.runlog.reading import read_run, scalars
 from tests.input.hosts import always_asked
 
 
-@gin.configurable
 @dataclass(frozen=True)
 class HasManyWords:
     least: int = 20
@@ -30,6 +28,7 @@ class HasManyWords:
 
 PIPED = """
 include 'tiny.gin'
+import tests.cli.data.test_train
 DataConfig.source = @Pipeline()
 Pipeline.source = @JsonLines()
 JsonLines.pattern = 'texts.jsonl'

@@ -67,10 +67,7 @@ STREAM = """
 import os
 from dataclasses import dataclass
 
-import gin
 
-
-@gin.configurable
 @dataclass(frozen=True)
 class Logged:
     path: str

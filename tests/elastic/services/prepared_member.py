@@ -20,6 +20,7 @@ from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.reconfigure.configuration import Configurator
 from swift.pipeline.reconfigure.executables import ExecutableCache
 from swift.pipeline.reconfigure.transfer import compiled_transfer
+from swift.train.build import make_loader, make_plan_settings, make_step_spec
 
 ITERATIONS_DONE = 7
 
@@ -30,13 +31,13 @@ def main(config, programs, num_local, address, index, count):
     jax.config.update("jax_num_cpu_devices", int(num_local))
     jax.config.update("jax_enable_compilation_cache", False)
     topology, store = experiment.topology, ExecutableCache(Path(programs))
-    configurator = Configurator(experiment.plan_settings(experiment.step_spec(storage_mesh(topology))))
+    configurator = Configurator(make_plan_settings(experiment, make_step_spec(experiment, storage_mesh(topology))))
     jax.extend.backend.clear_backends()
     link = JaxGroup(address, int(index), int(count))
     link.join()
     configuration = configurator.configure(frozenset())
     live = LiveMesh(topology, configuration.rows, Mesh(link.grid(topology.num_expert_ranks), AXES))
-    spec = experiment.step_spec(live)
+    spec = make_step_spec(experiment, live)
     steps = Steps(spec, configuration, experiment.sequences_per_microbatch, store, keep_state=True)
     shapes = spec.abstract(with_slots=True)
     mine = {device.id for device in jax.local_devices()}
@@ -48,7 +49,7 @@ def main(config, programs, num_local, address, index, count):
     has_R = [row > 0 for row in range(live.num_live)]
     state, is_whole = compiled_transfer(spec, spec, store, has_R, configuration.device_rows)(state)
     assert local_row(is_whole)
-    batch = experiment.loader("train").batch(0)
+    batch = make_loader(experiment, "train").batch(0)
     state, metrics = steps.run_single(state, steps.on_devices([batch]))
     print(int(local_row(state.step)), float(local_row(metrics["loss"])[0]), flush=True)
     steps.compiled("evaluate")

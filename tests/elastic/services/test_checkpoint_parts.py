@@ -14,6 +14,7 @@ from swift.models.cuts import Chunks
 from swift.pipeline.reconfigure.transfer import transfer_on_host
 from swift.schedules.plans.normalize import ChunkAssignment, Move
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 
 NOW = StateId(3, 7)
 CUTS = {
@@ -29,7 +30,7 @@ CUTS = {
 @pytest.mark.parametrize(("stage_DB", "place_of"), CUTS.values(), ids=CUTS)
 def test_the_parts_of_those_who_have_the_places_are_the_checkpoint(two_ranks, tmp_path, stage_DB, place_of):
     setup = replace(two_ranks, topology=Topology(2, 2), model=replace(two_ranks.model, num_layers=4))
-    spec = setup.step_spec(storage_mesh(setup.topology))
+    spec = make_step_spec(setup, storage_mesh(setup.topology))
     stored = spec.checkpoint_spec
     whole = jax.device_get(stored.state_without_slots(jax.jit(spec.gpt.init)(jax.random.key(0))))
 

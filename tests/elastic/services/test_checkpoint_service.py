@@ -30,6 +30,7 @@ from swift.runlog.files import METRICS
 from swift.runlog.reading import read_run
 from swift.runlog.run_directory import RunDirectory
 from swift.topology import Topology
+from swift.train.build import make_loader, make_step_spec
 from swift.train.initial_weights import WeightSource
 from swift.train.saved_state import extra_of, first_ledger
 from swift.train.start import TrainOptions, begin, read_start
@@ -49,7 +50,7 @@ def load(checkpoint_service, directory, step):
 
 
 def first_state(experiment, options, start, weights=None):
-    spec = experiment.step_spec()
+    spec = make_step_spec(experiment)
     return begin(experiment, spec, read_start(spec, options, start, weights))
 
 
@@ -152,7 +153,7 @@ def write_metrics(checkpoint_service, steps):
 def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kept, tmp_path):
     setup = replace(two_ranks, topology=Topology(2, 2, 2), compute_dtype="float64")
     (tmp_path / "keeps").mkdir()
-    data = setup.loader("train").state()
+    data = make_loader(setup, "train").state()
     checkpoint_service = CheckpointService(
         experiment=setup,
         checkpoints=tmp_path / "run" / "checkpoints",
@@ -177,7 +178,7 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     )
     start, stamp = checkpoint_service.load(generation=1, processes=processes_of(setup.topology)), StateId(1, 2)
 
-    spec = setup.step_spec()
+    spec = make_step_spec(setup)
     state = first_state(setup, TrainOptions(tmp_path / "run", "", resume=True), start)
     whole = fetch_shards(replace(state, slots={}))
     assert spec.live.workers == tuple(process.worker for process in processes_of(setup.topology))

@@ -33,6 +33,7 @@ from swift.elastic.transport.messages import (
 from swift.errors import RunError
 from swift.runlog.expert_counts import CLASS_COUNTS
 from swift.runlog.files import METRICS
+from swift.train.build import make_loader
 from swift.train.saved_state import check_savable, import_fallback
 
 RANKS = (Process((0, 0), 0), Process((0, 0), 1))
@@ -187,7 +188,7 @@ def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loade
 
 def test_what_does_not_fit_the_run_is_not_loaded(checkpoint_service, elsewhere):
     other = replace(checkpoint_service.experiment, seed=1)
-    other_data = replace(checkpoint_service, experiment=other, data=other.loader("train").state())
+    other_data = replace(checkpoint_service, experiment=other, data=make_loader(other, "train").state())
     (answer,) = served(other_data, LoadCheckpoint(4, 7, RANKS))
     assert "the saved data state" in answer.reason
     (answer,) = served(elsewhere, LoadCheckpoint(None, 7, RANKS))

@@ -34,6 +34,7 @@ from swift.pipeline.reconfigure.configuration import Configurator
 from swift.pipeline.reconfigure.executables import ExecutableCache
 from swift.schedules.plans.normalize import ChunkAssignment, Move
 from swift.topology import Topology
+from swift.train.build import make_plan_settings, make_step_spec
 
 WAIT_S = 300
 NONE, FIRST = frozenset(), frozenset({(0, 0)})
@@ -227,7 +228,7 @@ def test_programs_are_where_the_processes_look(config, tmp_path):
         assert said[:4] == (FIRST, None, ("single",), 1), said
     assert len(files(programs)) == 1
     one = load_experiment(config)
-    configurator = Configurator(one.plan_settings(one.step_spec(storage_mesh(one.topology))))
+    configurator = Configurator(make_plan_settings(one, make_step_spec(one, storage_mesh(one.topology))))
     assert key_of(configurator.configure(FIRST), "single") in ExecutableCache(programs)
     assert key_of(configurator.configure(NONE), "single") not in ExecutableCache(programs)
 

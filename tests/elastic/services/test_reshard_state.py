@@ -14,6 +14,7 @@ from swift.elastic.state.slices import ElasticSpecs, Handover, SliceCopies, copy
 from swift.elastic.state.store import SharedMemoryStore
 from swift.elastic.transport.messages import CommandFailed, Reshard, StateRestored
 from swift.mesh.state_rows import fetch_shards, shard_shapes
+from swift.train.build import make_step_spec
 from swift.train.saved_state import load_state, split_of
 from swift.train.start import TrainOptions, begin, read_start
 
@@ -33,7 +34,7 @@ def whole(checkpoint_service, trained):
     """The state on the device of each rank after four iterations."""
     start = plan_restore(trained / "checkpoints", step=4)
     options = TrainOptions(trained, "", resume=True)
-    spec = checkpoint_service.experiment.step_spec()
+    spec = make_step_spec(checkpoint_service.experiment)
     state = begin(checkpoint_service.experiment, spec, read_start(spec, options, start, None))
     parts = fetch_shards(state)
     return [jax.tree.map(lambda leaf, i=rank: leaf[i : i + 1], parts, is_leaf=is_parts) for rank in (0, 1)]

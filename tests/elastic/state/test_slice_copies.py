@@ -19,6 +19,7 @@ from swift.elastic.membership.messages import Process, StateId, processes_of
 from swift.elastic.state.slices import SliceCopies, copy_shapes, needed, neighbour_of, neighbour_slices
 from swift.mesh.per_rank import REPLICATED
 from swift.topology import Topology
+from swift.train.build import make_step_spec
 from swift.train.saved_state import split_of
 
 OWNER, HOLDER = Process((0, 0), 2), Process((0, 0), 3)
@@ -109,7 +110,7 @@ def test_of_every_expert_the_newest_copy_is_kept_and_of_all_the_newest_two(num_c
 @pytest.fixture
 def spec(two_ranks):
     """A step spec of three ranks, with a state in which no two numbers are equal."""
-    return replace(two_ranks, topology=Topology(1, 1, 3), sequences_per_microbatch=3).step_spec()
+    return make_step_spec(replace(two_ranks, topology=Topology(1, 1, 3), sequences_per_microbatch=3))
 
 
 def drawn(spec):

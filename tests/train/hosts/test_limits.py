@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.config.experiment import parse_failures
+from swift.config.experiment import Experiment
 from swift.errors import SettingError
 from swift.topology import Topology
 from swift.train.hosts import check_all_compute
@@ -14,11 +14,16 @@ TOPOLOGY = Topology(3, 1, 1)
 
 
 def experiment(*failures):
-    """Three pipelines of a worker each: two on the first host, the other one on the second."""
+    """Three pipelines of a worker each."""
+    return Experiment(topology=TOPOLOGY, failures=failures, num_steps=9)
+
+
+@pytest.fixture(autouse=True)
+def hosts(monkeypatch):
+    """Two workers are on the first host, the other one is on the second."""
     devices = np.array([[SimpleNamespace(process_index=host)] for host in (0, 0, 1)])
     live = SimpleNamespace(workers=TOPOLOGY.workers, mesh=SimpleNamespace(devices=devices))
-    listed = parse_failures(failures, TOPOLOGY, 9)
-    return SimpleNamespace(live_mesh=lambda: live, failure_list=listed, failures=failures, window=1)
+    monkeypatch.setattr("swift.train.hosts.make_mesh", lambda _: live)
 
 
 def test_a_host_without_a_live_worker_is_refused_whenever_that_is():

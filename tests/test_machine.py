@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.machine_memory import memory_rooms, num_memory_kills, size_text
+from swift.machine import memory_rooms, num_memory_kills, size_text
 
 GB = 1_000_000_000
 MEMINFO = (

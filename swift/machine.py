@@ -1,5 +1,6 @@
-"""Memory that a process may still take: the kernel's free memory, within the limits of its control groups."""
+"""CPU cores and memory that a process may use: the machine's, within the limits of its control groups."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -122,3 +123,19 @@ def size_text(num_bytes: int) -> str:
     ('64 MB', '2.5 GB')
     """
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def cores_allowed() -> int:
+    """Counts the cores that this process's threads may run on (CPU affinity)."""
+    return len(os.sched_getaffinity(0))
+
+
+def cores_limit(root: Path = Path("/")) -> float | None:
+    """Returns how many cores' worth of CPU time the container's control group may use; None: no limit.
+
+    Args:
+        root: root of the file system.
+    """
+    path = root / "sys/fs/cgroup/cpu.max"
+    words = path.read_text().split() if path.is_file() else []
+    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else None
