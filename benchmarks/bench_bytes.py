@@ -27,7 +27,7 @@ def closed_form(trainee: Trainee) -> dict[str, int]:
         for name, group in gpt.groups.items()
     }
     local_tokens = experiment.tokens_per_step // experiment.num_microbatches // ranks
-    rows = experiment.experts.rows_sent(local_tokens, ranks)
+    rows = experiment.experts.capacity.rows_sent(experiment.experts, local_tokens, ranks)
     tokens = 4 * trainee.spec.num_moe_layers * ranks * rows * experiment.model.model_dim * ITEMSIZE
     return {"experts": exchange.pop("expert"), "dense": sum(exchange.values()), "tokens": tokens}
 

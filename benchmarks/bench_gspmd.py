@@ -27,6 +27,7 @@ from pipeline_steps import Stepped, draw_batch, experiment
 
 from swift.config.experiment import Experiment
 from swift.data.windows import Batch
+from swift.experts.config import SlotCapacity
 from swift.experts.layer import Load
 from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
@@ -102,10 +103,11 @@ class Gspmd:
         """GShard's layer. G groups, T tokens of a group, E experts, C rows of an expert for a group, D model dim."""
         config, groups = self._experts, self._groups
         assert config.top_k == 1, "one choice of a token has one place"
+        assert isinstance(config.capacity, SlotCapacity)
         routing = route(logits_TE, config.gating)
         per_group = len(x_TD) // groups
         replicas = config.slots_per_rank * groups // config.num_classes
-        rows = replicas * config.rows_per_slot(per_group, groups)
+        rows = replicas * config.capacity.rows_per_slot(config, per_group, groups)
         is_class_GTE = jax.nn.one_hot(routing.choices_TK[:, 0].reshape(groups, -1), config.num_classes, dtype=jnp.int32)
         place_GT = jnp.sum((jnp.cumsum(is_class_GTE, axis=1) - 1) * is_class_GTE, axis=-1)
         is_row_GTC = jax.nn.one_hot(place_GT, rows, dtype=x_TD.dtype)  # zeros beyond the last row: dropped

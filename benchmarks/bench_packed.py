@@ -25,7 +25,7 @@ from measure import Trainee, cost_of, demo, median, paired_costs, publish, ratio
 from swift.config.gin_reader import load_experiment
 from swift.config.stored import config_text
 from swift.experts.capacity.rank import admit_tokens
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExactCapacity, ExpertConfig, RankCapacity
 from swift.experts.placement.packed import MinMax, Packed
 from swift.experts.placement.symi import Symi
 from swift.jaxprs import total
@@ -91,10 +91,10 @@ def trainees(num_sequences: int) -> dict[str, Trainee]:
     by_slot, by_rank = demo(Symi(), "decoupled", num_sequences), demo(Packed(), "decoupled", num_sequences)
     made = {
         "symi": Trainee(by_slot),
-        "rank_even": Trainee(replace(by_rank, experts=ExpertConfig(capacity="rank", spare_rounds=0))),
-        "rank_spare8": Trainee(replace(by_rank, experts=ExpertConfig(capacity="rank", spare_rounds=8))),
-        "rank_best": Trainee(replace(by_rank, experts=ExpertConfig(capacity="rank", spare_rounds=None))),
-        "exact": Trainee(replace(by_rank, experts=ExpertConfig(capacity="exact"))),
+        "rank_even": Trainee(replace(by_rank, experts=ExpertConfig(capacity=RankCapacity(spare_rounds=0)))),
+        "rank_spare8": Trainee(replace(by_rank, experts=ExpertConfig(capacity=RankCapacity(spare_rounds=8)))),
+        "rank_best": Trainee(replace(by_rank, experts=ExpertConfig(capacity=RankCapacity(spare_rounds=None)))),
+        "exact": Trainee(replace(by_rank, experts=ExpertConfig(capacity=ExactCapacity()))),
     }
     for trainee in made.values():
         for _ in range(16):
@@ -158,7 +158,8 @@ def exchanged_bytes(trainee: Trainee) -> int:
 def split_cost(trainee: Trainee) -> float:
     """Measures CPU-seconds of the split of one layer and micro-batch on all ranks, with counts from training."""
     experiment, live = trainee.experiment, trainee.spec.live
-    tokens, ranks = experiment.tokens_per_step // live.num_ranks, live.num_ranks
+    tokens, ranks, capacity = experiment.tokens_per_step // live.num_ranks, live.num_ranks, experiment.experts.capacity
+    assert isinstance(capacity, RankCapacity)
     placement_LNS = np.asarray(trainee.state.placement)[0]
     share_LE = np.asarray(trainee()["popularity"][0, 0]) / (tokens * ranks)
     random = np.random.default_rng(0)
@@ -167,8 +168,8 @@ def split_cost(trainee: Trainee) -> float:
     def many(counts_LNE: jax.Array, placement_LNS: jax.Array) -> jax.Array:
         def one(i: jax.Array, total: jax.Array) -> jax.Array:
             layer = (i + jnp.minimum(total, 0)) % len(counts_LNE)  # so that no split can be hoisted out of the loop
-            kept_NDS = admit_tokens(experiment.experts, counts_LNE[layer], placement_LNS[layer], tokens).kept_NDS
-            return total + kept_NDS.sum(dtype=jnp.int32) % 2
+            served = admit_tokens(capacity, experiment.experts, counts_LNE[layer], placement_LNS[layer], tokens)
+            return total + served.kept_NDS.sum(dtype=jnp.int32) % 2
 
         return lax.fori_loop(0, SPLITS_PER_CALL, one, jnp.zeros((), jnp.int32))
 

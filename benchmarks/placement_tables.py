@@ -12,7 +12,7 @@ _RULES = {
     "eplb, best split": "EPLB, the best split",
     "packed, best split": "`Packed`, the best split",
     "ultraep": "UltraEP, slots assigned after routing",
-    "exact": "`capacity = 'exact'`, slots assigned after routing",
+    "exact": "`@ExactCapacity()`, slots assigned after routing",
     "no copies": "one slot for each expert",
     "waterfilling": "the same, waterfilling with 1.05 of the mean's rows",
 }

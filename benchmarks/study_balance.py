@@ -42,7 +42,7 @@ SYSTEMS = {
     "flexmoe10": ("symi/demo/flexmoe10.gin", ()),
     "symi": ("symi/demo/symi.gin", ()),
     "packed": ("beyond/packed_rank_best.gin", ()),
-    "exact": ("demo.gin", ("ExpertConfig.capacity='exact'",)),
+    "exact": ("demo.gin", ("ExpertConfig.capacity=@ExactCapacity()",)),
 }
 """Files below ``experiments``, and settings. With exact capacity a run computes what one device without limits does."""
 SHAPES = {

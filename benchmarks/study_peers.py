@@ -37,6 +37,7 @@ from measure import cost_of, median, publish, ratio, turns  # noqa: E402
 from swift.cli.main import main as swift  # noqa: E402
 from swift.config.gin_reader import load_stored  # noqa: E402
 from swift.data.windows import Batch  # noqa: E402
+from swift.experts.config import RankCapacity  # noqa: E402
 from swift.experts.optimizer import OptimizerConfig  # noqa: E402
 from swift.experts.placement.policy import Static  # noqa: E402
 from swift.pipeline.step.single_worker import put_batch, single_worker_step  # noqa: E402
@@ -107,8 +108,7 @@ class Ours:
         experts = replace(
             stored.experts,
             slots_per_rank=stored.experts.num_classes,
-            capacity="rank",
-            capacity_factor=None,
+            capacity=RankCapacity(factor=None),
             aux_loss_coefficient=0.0,
         )
         options = {"b1": BETAS[0], "b2": BETAS[1], "eps": EPSILON, "weight_decay": DECAY}

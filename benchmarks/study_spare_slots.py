@@ -25,6 +25,7 @@ from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment
 from swift.config.stored import config_text
 from swift.experts.capacity.balanced_flow import ReplicaMap, balance, shift_overflow
+from swift.experts.config import RankCapacity
 from swift.runlog.reading import Run, measure, read_run
 from swift.train.start import TrainOptions
 from swift.train.trainer import train
@@ -74,7 +75,9 @@ def judge(experiment: Experiment, found: Run) -> dict[str, Any]:
     """Drops by the number of spare slots, on the loads of a run."""
     popularity_TLE = np.array([step["popularity"] for step in found.metrics], np.int32)
     ranks, routed = experiment.topology.num_expert_ranks, int(popularity_TLE.sum())
-    room = experiment.experts.rows_per_rank(experiment.tokens_per_step // ranks, ranks)
+    capacity = experiment.experts.capacity
+    assert isinstance(capacity, RankCapacity)
+    room = capacity.rows_per_rank(experiment.experts, experiment.tokens_per_step // ranks, ranks)
     rows = {}
     for spare in SPARE_SLOTS:
         slots = experiment.experts.slots_per_rank + spare

@@ -18,6 +18,7 @@ from measure import Trainee, demo, median, paired_costs, publish
 
 from swift.checkpoint.config import CheckpointConfig
 from swift.config.experiment import Experiment
+from swift.experts.config import SlotCapacity
 from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
 from swift.mesh.per_rank import EXPERT_AXIS, SHARED
@@ -59,7 +60,7 @@ def capacity() -> dict[str, Any]:
     """Surviving tokens with 32 experts in 32 fixed slots, by the capacity factor."""
     figures: dict[str, Any] = {}
     for factor in CAPACITY_FACTORS:
-        experts = replace(DEMO.experts, num_classes=32, capacity_factor=factor)
+        experts = replace(DEMO.experts, num_classes=32, capacity=SlotCapacity(factor))
         found = trained(replace(DEMO, experts=experts, placement=Static()))
         figures[f"{factor:g}"] = {
             "survive": round(1 - found["dropped"], 4),

@@ -13,11 +13,11 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from swift.experts import ExpertConfig, expert_parallel_moe, materialize, to_slices
+from swift.experts import ExpertConfig, RankCapacity, expert_parallel_moe, materialize, to_slices
 from swift.experts.placement import Symi
 
 N, E, S, T, D, F = 4, 8, 3, 256, 16, 32
-CONFIG = ExpertConfig(num_classes=E, slots_per_rank=S, top_k=2, capacity="rank", aux_loss_coefficient=1e-2)
+CONFIG = ExpertConfig(num_classes=E, slots_per_rank=S, top_k=2, capacity=RankCapacity(), aux_loss_coefficient=1e-2)
 
 
 def loss_of_rank(router_DE, slices_1Ew, x_TD, wanted_TD, placement_NS):

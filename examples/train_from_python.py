@@ -9,7 +9,7 @@ The same experiment in gin would be a file of a dozen lines; here it is an objec
 import sys
 from pathlib import Path
 
-from swift.experts import ExpertConfig
+from swift.experts import ExpertConfig, SlotCapacity
 from swift.mesh.devices import emulate_devices
 from swift.models import ModelConfig
 from swift.runlog import read_run, scalars
@@ -18,7 +18,7 @@ from swift.train import Experiment, train
 
 EXPERIMENT = Experiment(
     model=ModelConfig(num_layers=1, model_dim=32, num_heads=2, ffn_dim=64, sequence_length=64, moe_pattern=(True,)),
-    experts=ExpertConfig(num_classes=8, slots_per_rank=4, capacity_factor=1.0, aux_loss_coefficient=1e-2),
+    experts=ExpertConfig(num_classes=8, slots_per_rank=4, capacity=SlotCapacity(1.0), aux_loss_coefficient=1e-2),
     topology=Topology(num_expert_ranks=4),
     num_steps=60,
     eval_every=0,

@@ -18,6 +18,7 @@ ModelConfig.moe_pattern = (True,)
 Experiment.experts = @ExpertConfig()
 ExpertConfig.num_classes = 4
 ExpertConfig.slots_per_rank = 5
+ExpertConfig.capacity = @SlotCapacity()
 Experiment.topology = @Topology()
 Experiment.ranks = 'emulated'
 Experiment.placement = @Symi()
@@ -107,9 +108,9 @@ class Shape:
         return path
 
 
-_DROPS = {"ExpertConfig.capacity_factor": 1.0}
+_DROPS = {"SlotCapacity.factor": 1.0}
 _ELASTIC = {
-    "ExpertConfig.capacity_factor": None,
+    "SlotCapacity.factor": None,
     "CheckpointConfig.snapshot_every": 1,
     "Experiment.sequences_per_microbatch": 3,
 }

@@ -8,10 +8,9 @@ from swift.config.cuts import model_chunks, planning_problem
 from swift.config.experiment import Experiment
 from swift.config.failures import failure_list
 from swift.errors import MOST_COUNT, SettingError, check_number
-from swift.experts.capacity.exact import check_exact
 from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig, learning_rate
-from swift.experts.placement.policy import PlacementPolicy, Static, check_slots
+from swift.experts.placement.policy import PlacementPolicy, Static
 from swift.models.config import ModelConfig
 from swift.models.cuts import Chunks
 from swift.schedules.planners.names import FAULT_FREE, PLANNER_NAMES, SHAPES, CustomPlanner
@@ -23,10 +22,8 @@ def check(experiment: Experiment) -> None:
     """Raises SettingError if settings exclude each other: what would fail only after files were written and JAX ran."""
     settings, topology, experts = vars(experiment), experiment.topology, experiment.experts
     check_sequences(experiment.sequences_per_microbatch, experiment.model.sequence_length, topology)
-    check_slots(experts.num_classes, topology.num_expert_ranks, experts.slots_per_rank)
+    experts.capacity.check_slots(experts, topology.num_expert_ranks)
     check_rules(experts, experiment.placement)
-    if experts.is_exact:
-        check_exact(experts.num_classes, topology.num_expert_ranks, experts.slots_per_rank)
     experiment.checkpoint.check_classes(experts.num_classes)
     check_microbatches(experiment.microbatches, topology, experiment.num_microbatches)
     chunks = model_chunks(experiment)
@@ -70,8 +67,8 @@ def check_coupled(settings: Mapping[str, Any]) -> None:
         shape = (topology.num_pipelines, topology.num_stages)
         allowed = f"runs with one pipeline of one stage only, and the topology has {shape}: use decoupled"
         raise SettingError(setting, "coupled", allowed)
-    if experts.is_exact:
-        allowed = "ties state to slots, which change in every micro-batch with ExpertConfig.capacity = 'exact'"
+    if experts.capacity.fetches_weights:
+        allowed = "ties state to slots, which change in every micro-batch with ExpertConfig.capacity = @ExactCapacity()"
         raise SettingError(setting, "coupled", f"{allowed}: use decoupled")
     if checkpoint.experts_per_layer != "all":
         allowed = "must be 'all' with OptimizerConfig.layout = 'coupled', where no expert has a state of its own"
@@ -110,9 +107,9 @@ def check_memory(memory: str, ranks: RankKind, chunks: Chunks, adapt: str) -> No
 
 def check_rules(experts: ExpertConfig, placement: PlacementPolicy) -> None:
     """Raises SettingError if DeepSpeed's expert rules are used without the static placement that they require."""
-    if experts.is_deepspeed and not isinstance(placement, Static):
+    if experts.capacity.follows_deepspeed and not isinstance(placement, Static):
         allowed = "needs Experiment.placement = @Static(), with which every expert has as many replicas as others"
-        raise SettingError("ExpertConfig.rules", experts.rules, allowed)
+        raise SettingError("SlotCapacity.rules", "deepspeed", allowed)
 
 
 def check_single_worker(settings: Mapping[str, Any]) -> None:

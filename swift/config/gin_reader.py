@@ -31,7 +31,7 @@ from swift.data.sources import StandardLibrary, TextFiles, TokenFile
 from swift.data.tables import DatasetDirectory, ParquetFiles
 from swift.data.tokenizer import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError, error_line, first_line
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExactCapacity, ExpertConfig, RankCapacity, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.flexmoe import FlexMoE
 from swift.experts.placement.packed import MinMax, Packed
@@ -46,6 +46,7 @@ _KINDS = (
     *(DataConfig, StandardLibrary, TextFiles, TokenFile, ByteTokenizer, TokenizerFile),
     *(Mixture, Pipeline, Documents, JsonLines, ArrayRecords, ParquetFiles, DatasetDirectory),
     *(Map, Filter, DropDuplicates, Tokenize, Shuffle, Pack, Stack),
+    *(SlotCapacity, RankCapacity, ExactCapacity),
     *(Static, Symi, MinMax, Packed, FlexMoE),
 )
 

@@ -13,35 +13,35 @@ from typing import TYPE_CHECKING
 from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from swift.experts.config import ExpertConfig
+    from swift.experts.config import ExactCapacity, ExpertConfig, RankCapacity, SlotCapacity
     from swift.experts.dropless import sorted_moe
     from swift.experts.layer import expert_parallel_moe
     from swift.experts.optimizer import CustomOptimizer, CustomSchedule, OptimizerConfig, make_optimizer
     from swift.experts.reference import dropless_moe, reference_moe
     from swift.experts.routing import balancing_step
-    from swift.experts.state_layouts import Decoupled, FetchedPerMicrobatch, Instances, Layout, ReplicaShards
+    from swift.experts.state_layouts import Decoupled, Layout
     from swift.experts.weight_exchange import collect, materialize, to_slices
 
 _MODULES = {
-    "swift.experts.config": ["ExpertConfig"],
+    "swift.experts.config": ["ExpertConfig", "SlotCapacity", "RankCapacity", "ExactCapacity"],
     "swift.experts.dropless": ["sorted_moe"],
     "swift.experts.weight_exchange": ["collect", "materialize", "to_slices"],
     "swift.experts.layer": ["expert_parallel_moe"],
     "swift.experts.optimizer": ["OptimizerConfig", "CustomOptimizer", "CustomSchedule", "make_optimizer"],
     "swift.experts.reference": ["dropless_moe", "reference_moe"],
     "swift.experts.routing": ["balancing_step"],
-    "swift.experts.state_layouts": ["Decoupled", "FetchedPerMicrobatch", "Instances", "Layout", "ReplicaShards"],
+    "swift.experts.state_layouts": ["Decoupled", "Layout"],
 }
 __all__ = [
     "CustomOptimizer",
     "CustomSchedule",
     "Decoupled",
+    "ExactCapacity",
     "ExpertConfig",
-    "FetchedPerMicrobatch",
-    "Instances",
     "Layout",
     "OptimizerConfig",
-    "ReplicaShards",
+    "RankCapacity",
+    "SlotCapacity",
     "balancing_step",
     "collect",
     "dropless_moe",

@@ -1,11 +1,15 @@
-"""Configuration of an expert layer, and the buffer sizes that follow from it."""
+"""Configuration of an expert layer, its three kinds of capacity, and the buffer sizes that follow from them.
+
+A method's ``local_tokens`` are the tokens of a micro-batch on one rank.
+"""
 
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from swift.errors import SettingError, check_count, check_number
+from swift.experts.placement.policy import check_slots
 from swift.experts.routing import Gating
 
 _PARTS = 8
@@ -14,7 +18,7 @@ _ONCE = Fraction(6, 10)
 """Tokens are deduplicated if a token's experts are on at most this many ranks per choice (measured on a CPU)."""
 _MOST_EXPERTS = 2**16
 _MOST_ROOM = 1e6
-"""Upper limits: for experts, slots and ``min_capacity``; and for ``capacity_factor`` and ``headroom``."""
+"""Upper limits: for experts, slots and ``min_capacity``; and for ``factor`` and ``headroom``."""
 
 
 class Buffers(NamedTuple):
@@ -22,6 +26,264 @@ class Buffers(NamedTuple):
 
     first: int
     further: int | None  # in each round after the first; None: there is only one round
+
+
+def _all_choices(factor: float, experts: "ExpertConfig", local_tokens: int) -> Fraction:
+    # Exact arithmetic: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling would be 12.
+    return Fraction(str(factor)) * local_tokens * experts.top_k
+
+
+def _check_factor(setting: str, factor: float | None) -> None:
+    if factor is not None:
+        check_number(setting, factor, above=0, most=_MOST_ROOM)
+
+
+class _Capacity:
+    """Answers that most kinds of capacity share."""
+
+    fetches_weights: ClassVar[bool] = False
+    """Whether slots change in every micro-batch, so that each layer fetches their weights."""
+
+    @property
+    def follows_deepspeed(self) -> bool:
+        """Whether drops, gates and the auxiliary loss follow DeepSpeed's rules."""
+        return False
+
+    @property
+    def rows_per_pair(self) -> float:
+        """Rows that the ranks compute together for each (token, choice) pair."""
+        return 1.0
+
+    def check(self, experts: "ExpertConfig") -> None:
+        """Raises SettingError if this capacity excludes other settings of the experts."""
+
+    def check_slots(self, experts: "ExpertConfig", num_ranks: int) -> None:
+        """Raises SettingError if there are too few slots."""
+        check_slots(experts.num_classes, num_ranks, experts.slots_per_rank)
+
+    def least_slots(self, num_classes: int, num_ranks: int) -> int:
+        """Returns the minimum number of slots per rank."""
+        return -(-num_classes // num_ranks)
+
+
+@dataclass(frozen=True)
+class SlotCapacity(_Capacity):
+    """Every slot has its own rows, as in SYMI.
+
+    Attributes:
+        factor: rows of a slot as a multiple of its fair share of the tokens. With None every slot has room for all
+            tokens of a rank, so that no token is ever dropped (at the cost of mostly empty rows).
+        rules: ``swift``, or ``deepspeed`` for the rules of DeepSpeed's top-1 and top-2 gates: capacity per expert, at
+            least ``min_capacity`` tokens of it; all first choices before any second one; gates normalized after drops;
+            and an auxiliary loss of first choices.
+        min_capacity: with DeepSpeed's rules, lower limit of an expert's capacity for one source rank.
+    """
+
+    factor: float | None = 1.0
+    rules: Literal["swift", "deepspeed"] = "swift"
+    min_capacity: int = 4
+
+    def __post_init__(self) -> None:
+        _check_factor("SlotCapacity.factor", self.factor)
+        if self.rules not in ("swift", "deepspeed"):
+            raise SettingError("SlotCapacity.rules", self.rules, "choose one of swift, deepspeed")
+        check_count("SlotCapacity.min_capacity", self.min_capacity, least=0, most=_MOST_EXPERTS)
+
+    @property
+    def follows_deepspeed(self) -> bool:
+        """See ``_Capacity``."""
+        return self.rules == "deepspeed"
+
+    @property
+    def rows_per_pair(self) -> float:
+        """See ``_Capacity``."""
+        return self.factor or 1.0
+
+    def check(self, experts: "ExpertConfig") -> None:
+        """Raises SettingError unless the router is one that DeepSpeed's rules allow, if they apply."""
+        if not self.follows_deepspeed:
+            return
+        fixed = {"scores": "softmax", "normalize_gates": None, "z_loss_coefficient": 0.0}
+        for name, only in fixed.items():
+            if getattr(experts, name) != only:
+                allowed = f"must be {only!r} with SlotCapacity.rules = 'deepspeed'"
+                raise SettingError(f"ExpertConfig.{name}", getattr(experts, name), allowed)
+        if experts.top_k > 2:
+            raise SettingError(
+                "ExpertConfig.top_k", experts.top_k, "must be 1 or 2 with SlotCapacity.rules = 'deepspeed'"
+            )
+
+    def rows_per_class(self, experts: "ExpertConfig", local_tokens: int) -> int | None:
+        """Tokens of an expert that one source rank may send, by DeepSpeed's rules; None: only the slots limit them."""
+        if not self.follows_deepspeed:
+            return None
+        if self.factor is None:
+            return local_tokens
+        share = math.ceil(_all_choices(self.factor, experts, local_tokens) / experts.num_classes)
+        return min(max(share, self.min_capacity), local_tokens)
+
+    def rows_per_slot(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
+        """Rows C that one source rank may fill in a slot."""
+        class_rows, num_slots = self.rows_per_class(experts, local_tokens), experts.slots_per_rank * num_ranks
+        if class_rows is not None:
+            return math.ceil(class_rows / max(num_slots // experts.num_classes, 1))
+        if self.factor is None:
+            return local_tokens
+        return math.ceil(_all_choices(self.factor, experts, local_tokens) / num_slots)
+
+    def rows_sent(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int, *, at_once: bool = False) -> int:
+        """Rows that one source rank sends to all ranks, including itself: all rows of all slots, full or empty."""
+        del at_once
+        return num_ranks * experts.slots_per_rank * self.rows_per_slot(experts, local_tokens, num_ranks)
+
+    def rows_travelling(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> float:
+        """Rows that a rank sends, whatever the load."""
+        return self.rows_sent(experts, local_tokens, num_ranks)
+
+
+class _SharedRows(_Capacity):
+    """Row counts of the kinds of capacity with which a rank's slots share its rows."""
+
+    headroom: float
+
+    @property
+    def drops_at_buffers(self) -> bool:
+        """Whether rows beyond a buffer are dropped, instead of travelling in further rounds."""
+        return False
+
+    def rows_per_rank(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
+        """Rows R that a rank's slots share."""
+        del num_ranks
+        return local_tokens * experts.top_k
+
+    def rows_per_buffer(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
+        """Rows Q that one source rank may send to one rank."""
+        even = Fraction(self.rows_per_rank(experts, local_tokens, num_ranks), num_ranks)
+        return max(math.ceil(even), math.floor(even * Fraction(str(self.headroom))))
+
+    def deduplicates_tokens(self, experts: "ExpertConfig", num_ranks: int) -> bool:
+        """Whether a token is sent to a rank once, instead of once for each expert there.
+
+        False where most of a token's experts are on different ranks: copying and summing rows at the receiver would
+        then cost more than the exchange saves.
+        """
+        return experts.ranks_of_token(num_ranks) <= _ONCE * experts.top_k
+
+    def buffers(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> Buffers:
+        """Returns the buffer sizes, in rows, for each round in the exchange between two ranks."""
+        first, most = self.rows_per_buffer(experts, local_tokens, num_ranks), local_tokens * experts.top_k
+        if self.deduplicates_tokens(experts, num_ranks):
+            even, most = local_tokens * experts.ranks_of_token(num_ranks) / num_ranks, local_tokens
+            first = min(first, most if self.drops_at_buffers else math.ceil(even * Fraction(str(self.headroom))), most)
+        if self.drops_at_buffers or first >= most:
+            return Buffers(first, None)
+        return Buffers(first, math.ceil(first / _PARTS))
+
+    def rows_sent(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int, *, at_once: bool = False) -> int:
+        """Rows that one source rank sends to all ranks, including itself, for a micro-batch.
+
+        Where the exchange takes several rounds, only the first is counted. With ``at_once`` (``ragged_all_to_all``)
+        ranks send only real rows: the upper bound is then all rows of the sender, or all that the receiver has room
+        for.
+        """
+        if at_once:
+            rows_per_token = num_ranks if self.deduplicates_tokens(experts, num_ranks) else experts.top_k
+            return min(local_tokens * rows_per_token, self.rows_per_rank(experts, local_tokens, num_ranks))
+        return num_ranks * self.buffers(experts, local_tokens, num_ranks).first
+
+    def rows_travelling(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> float:
+        """Expected rows that a rank sends at once, if a token's experts are on random ranks and no token is dropped."""
+        most = self.rows_sent(experts, local_tokens, num_ranks, at_once=True)
+        if not self.deduplicates_tokens(experts, num_ranks):
+            return most
+        return min(float(local_tokens * experts.ranks_of_token(num_ranks)), most)
+
+
+@dataclass(frozen=True)
+class RankCapacity(_SharedRows):
+    """The slots of a rank share its rows.
+
+    Attributes:
+        factor: rows of a rank as a multiple of its fair share of the tokens. With None every rank has room for all
+            tokens of all ranks, so that no token is ever dropped.
+        spare_rounds: rounds that scale the split of an expert's tokens over its replicas towards ranks with spare room;
+            0 splits evenly, None computes the best split.
+        headroom: rows that one rank can send to another, as a multiple of an even share; on CPU, the extra cost of the
+            token exchange compared with capacity by slot. With ``spare_rounds`` = None it sizes only the first of
+            several rounds of the exchange, which together move all rows; TPU and GPU need no rounds.
+    """
+
+    factor: float | None = 1.0
+    spare_rounds: int | None = 8
+    headroom: float = 1.25
+
+    def __post_init__(self) -> None:
+        _check_factor("RankCapacity.factor", self.factor)
+        if self.spare_rounds is not None:
+            check_count("RankCapacity.spare_rounds", self.spare_rounds, least=0, most=_MOST_EXPERTS)
+        check_number("RankCapacity.headroom", self.headroom, least=1, most=_MOST_ROOM)
+
+    @property
+    def drops_at_buffers(self) -> bool:
+        """See ``_SharedRows``."""
+        return self.spare_rounds is not None
+
+    @property
+    def rows_per_pair(self) -> float:
+        """See ``_Capacity``."""
+        return self.factor or 1.0
+
+    def rows_per_rank(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
+        """See ``_SharedRows``."""
+        if self.factor is None:
+            return num_ranks * local_tokens * experts.top_k
+        return math.ceil(_all_choices(self.factor, experts, local_tokens))
+
+    def rows_per_buffer(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
+        """See ``_SharedRows``."""
+        if self.factor is None:
+            return local_tokens * experts.top_k
+        return super().rows_per_buffer(experts, local_tokens, num_ranks)
+
+
+@dataclass(frozen=True)
+class ExactCapacity(_SharedRows):
+    """Slots are reassigned in every micro-batch, after routing: every rank gets an even share, and no token is dropped.
+
+    The placement has no effect.
+
+    Attributes:
+        headroom: size of the buffers in the first of several rounds of the exchange, which together move all rows, as a
+            multiple of an even share; TPU and GPU need no rounds.
+    """
+
+    fetches_weights: ClassVar[bool] = True
+
+    headroom: float = 1.25
+
+    def __post_init__(self) -> None:
+        check_number("ExactCapacity.headroom", self.headroom, least=1, most=_MOST_ROOM)
+
+    def check_slots(self, experts: "ExpertConfig", num_ranks: int) -> None:
+        """Raises SettingError if some load could not be shared evenly with so few slots."""
+        enough = self.least_slots(experts.num_classes, num_ranks)
+        if experts.slots_per_rank < enough:
+            allowed = (
+                f"at least {enough} with ExpertConfig.capacity = @ExactCapacity(), for {experts.num_classes} experts "
+                f"on {num_ranks} expert ranks: slots * ranks must be at least experts + ranks - 1"
+            )
+            raise SettingError("ExpertConfig.slots_per_rank", experts.slots_per_rank, allowed)
+
+    def least_slots(self, num_classes: int, num_ranks: int) -> int:
+        """Returns the minimum number of slots per rank with which every load can be shared evenly.
+
+        >>> [ExactCapacity().least_slots(*sizes) for sizes in ((8, 8), (9, 8), (5, 1))]
+        [2, 2, 5]
+        """
+        return -(-(num_classes + num_ranks - 1) // num_ranks)
+
+
+Capacity: TypeAlias = SlotCapacity | RankCapacity | ExactCapacity
 
 
 @dataclass(frozen=True)
@@ -32,39 +294,21 @@ class ExpertConfig:
         num_classes: number of logical experts, E (SYMI's expert classes).
         slots_per_rank: slots on each expert rank, S; a slot holds the weights of one replica.
         top_k: experts that each token is sent to.
-        capacity_factor: rows of a slot as a multiple of its fair share of the tokens. With None every slot has room for
-            all tokens of a rank, so that no token is ever dropped (at the cost of mostly empty rows).
+        capacity: rows for tokens, and tokens that get none: ``@SlotCapacity()`` gives every slot its own rows, with
+            ``@RankCapacity()`` the slots of a rank share its rows, and ``@ExactCapacity()`` drops no token.
         aux_loss_coefficient: weight of the load-balancing loss.
-        z_loss_coefficient: weight of the router's z-loss, which keeps its logits small.
-        bias_update_rate: step by which an expert's bias moves after an iteration, with ``ModelConfig.router_bias``.
-        capacity: ``slot`` gives every slot its own rows, as in SYMI; with ``rank`` the slots of a rank share the same
-            total number of rows. ``exact`` reassigns the slots in every micro-batch, after routing, so that every rank
-            gets an even share of the tokens and none is dropped; placements and ``capacity_factor`` then have no
-            effect.
-        spare_rounds: with ``rank``, rounds that scale the split of an expert's tokens over its replicas towards ranks
-            with spare room; 0 splits evenly, None computes the best split.
-        headroom: with ``rank``, rows that one rank can send to another, as a multiple of an even share; on CPU, the
-            extra cost of the token exchange compared with ``slot``. With ``spare_rounds`` = None it sizes only the
-            first of several rounds of the exchange, which together move all rows; TPU and GPU need no rounds.
-        rules: ``swift``, or ``deepspeed`` for the rules of DeepSpeed's top-1 and top-2 gates: capacity per expert, at
-            least ``min_capacity`` tokens of it; all first choices before any second one; gates normalized after drops;
-            and an auxiliary loss of first choices.
-        min_capacity: with DeepSpeed's rules, lower limit of an expert's capacity for one source rank.
         scores: ``softmax`` of the router's logits over the experts, or each expert's own ``sigmoid``.
         normalize_gates: whether the gates of a token's experts are divided by their sum; None: if ``top_k`` is above 1.
         gate_scale: factor of the gates.
+        z_loss_coefficient: weight of the router's z-loss, which keeps its logits small.
+        bias_update_rate: step by which an expert's bias moves after an iteration, with ``ModelConfig.router_bias``.
     """
 
     num_classes: int = 8
     slots_per_rank: int = 4
     top_k: int = 1
-    capacity_factor: float | None = 1.0
+    capacity: Capacity = SlotCapacity()
     aux_loss_coefficient: float = 1e-5
-    capacity: Literal["slot", "rank", "exact"] = "slot"
-    spare_rounds: int | None = 8
-    headroom: float = 1.25
-    rules: Literal["swift", "deepspeed"] = "swift"
-    min_capacity: int = 4
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normalize_gates: bool | None = None
     gate_scale: float = 1.0
@@ -77,50 +321,29 @@ class ExpertConfig:
         if self.top_k > self.num_classes:
             allowed = f"a token cannot go to more than ExpertConfig.num_classes = {self.num_classes} experts"
             raise SettingError("ExpertConfig.top_k", self.top_k, allowed)
-        if self.capacity_factor is not None:
-            check_number("ExpertConfig.capacity_factor", self.capacity_factor, above=0, most=_MOST_ROOM)
+        if not isinstance(self.capacity, Capacity):
+            kinds = " or ".join(f"@{kind.__name__}()" for kind in get_args(Capacity))
+            raise SettingError("ExpertConfig.capacity", self.capacity, f"must be {kinds}")
         for name in ("aux_loss_coefficient", "z_loss_coefficient", "bias_update_rate"):
             check_number(f"ExpertConfig.{name}", getattr(self, name), least=0)
-        if self.capacity not in ("slot", "rank", "exact"):
-            raise SettingError("ExpertConfig.capacity", self.capacity, "choose one of slot, rank, exact")
-        if self.spare_rounds is not None:
-            check_count("ExpertConfig.spare_rounds", self.spare_rounds, least=0, most=_MOST_EXPERTS)
-        check_number("ExpertConfig.headroom", self.headroom, least=1, most=_MOST_ROOM)
-        _check_rules(self)
         if self.scores not in ("softmax", "sigmoid"):
             raise SettingError("ExpertConfig.scores", self.scores, "choose one of softmax, sigmoid")
         if self.normalize_gates not in (None, True, False):
             raise SettingError("ExpertConfig.normalize_gates", self.normalize_gates, "must be True, False or None")
         check_number("ExpertConfig.gate_scale", self.gate_scale, above=0)
-
-    @property
-    def is_deepspeed(self) -> bool:
-        """Whether drops and gates follow DeepSpeed's rules."""
-        return self.rules == "deepspeed"
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether slots are reassigned in every micro-batch."""
-        return self.capacity == "exact"
+        self.capacity.check(self)
 
     @property
     def gating(self) -> Gating:
         """Rule that turns the router's logits into gates."""
-        normalize = False if self.is_deepspeed else self.normalize_gates  # DeepSpeed normalizes after drops
+        # DeepSpeed normalizes after drops.
+        normalize = False if self.capacity.follows_deepspeed else self.normalize_gates
         return Gating(self.top_k, self.scores, normalize, self.gate_scale)
 
     @property
     def normalizes_gates(self) -> bool:
         """Whether a token's gates sum to ``gate_scale`` if no choice is dropped."""
-        return self.top_k > 1 if self.is_deepspeed else self.gating.is_normalized
-
-    def rows_per_class(self, local_tokens: int) -> int | None:
-        """Tokens of an expert that one source rank may send, by DeepSpeed's rules; None: only the slots limit them."""
-        if not self.is_deepspeed:
-            return None
-        if self.capacity_factor is None:
-            return local_tokens
-        return min(max(math.ceil(_all_choices(self, local_tokens) / self.num_classes), self.min_capacity), local_tokens)
+        return self.top_k > 1 if self.capacity.follows_deepspeed else self.gating.is_normalized
 
     @property
     def auxiliary_weight(self) -> float:
@@ -134,91 +357,6 @@ class ExpertConfig:
             return 1.0, 0.0
         return self.aux_loss_coefficient / self.auxiliary_weight, self.z_loss_coefficient / self.auxiliary_weight
 
-    def rows_per_slot(self, local_tokens: int, num_ranks: int) -> int:
-        """Rows C that one source rank may fill in a slot, for a micro-batch with ``local_tokens`` tokens per rank."""
-        class_rows = self.rows_per_class(local_tokens)
-        if class_rows is not None:
-            return math.ceil(class_rows / max(self.slots_per_rank * num_ranks // self.num_classes, 1))
-        if self.capacity_factor is None:
-            return local_tokens
-        return math.ceil(_all_choices(self, local_tokens) / (self.slots_per_rank * num_ranks))
-
-    def rows_per_rank(self, local_tokens: int, num_ranks: int) -> int:
-        """Rows R that a rank's slots share, for a micro-batch with ``local_tokens`` tokens per rank."""
-        if self.is_exact:
-            return local_tokens * self.top_k
-        if self.capacity_factor is None:
-            return num_ranks * local_tokens * self.top_k
-        return math.ceil(_all_choices(self, local_tokens))
-
-    def rows_per_buffer(self, local_tokens: int, num_ranks: int) -> int:
-        """Rows Q that one source rank may send to one rank, for a micro-batch with ``local_tokens`` tokens per rank."""
-        if self.capacity_factor is None and not self.is_exact:
-            return local_tokens * self.top_k
-        even = Fraction(self.rows_per_rank(local_tokens, num_ranks), num_ranks)
-        return max(math.ceil(even), math.floor(even * Fraction(str(self.headroom))))
-
     def ranks_of_token(self, num_ranks: int) -> Fraction:
         """Expected number of distinct ranks that hold a token's experts, if each expert is on a random rank."""
         return num_ranks * (1 - Fraction(num_ranks - 1, num_ranks) ** self.top_k)
-
-    def deduplicates_tokens(self, num_ranks: int) -> bool:
-        """Whether a token is sent to a rank once, instead of once for each expert there.
-
-        False with capacity by slot, and where most of a token's experts are on different ranks: copying and summing
-        rows at the receiver would then cost more than the exchange saves.
-        """
-        return self.capacity != "slot" and self.ranks_of_token(num_ranks) <= _ONCE * self.top_k
-
-    def buffers(self, local_tokens: int, num_ranks: int) -> Buffers:
-        """Returns the buffer sizes, in rows, for each round in the exchange between two ranks."""
-        first = self.rows_per_buffer(local_tokens, num_ranks)
-        most, has_limit = local_tokens * self.top_k, self.capacity == "rank" and self.spare_rounds is not None
-        if self.deduplicates_tokens(num_ranks):
-            even, most = local_tokens * self.ranks_of_token(num_ranks) / num_ranks, local_tokens
-            first = min(first, most if has_limit else math.ceil(even * Fraction(str(self.headroom))), most)
-        if has_limit or first >= most:
-            return Buffers(first, None)
-        return Buffers(first, math.ceil(first / _PARTS))
-
-    def rows_sent(self, local_tokens: int, num_ranks: int, *, at_once: bool = False) -> int:
-        """Rows that one source rank sends to all ranks, including itself, for a micro-batch.
-
-        Where the exchange takes several rounds, only the first is counted. With ``at_once`` (``ragged_all_to_all``,
-        never with capacity by slot) ranks send only real rows: the upper bound is then all rows of the sender, or all
-        that the receiver has room for.
-        """
-        if self.capacity == "slot":
-            return num_ranks * self.slots_per_rank * self.rows_per_slot(local_tokens, num_ranks)
-        if at_once:
-            rows_per_token = num_ranks if self.deduplicates_tokens(num_ranks) else self.top_k
-            return min(local_tokens * rows_per_token, self.rows_per_rank(local_tokens, num_ranks))
-        return num_ranks * self.buffers(local_tokens, num_ranks).first
-
-
-def rows_travelling(config: ExpertConfig, local_tokens: int, num_ranks: int) -> float:
-    """Expected rows that a rank sends at once, if a token's experts are on random ranks and no token is dropped."""
-    most = config.rows_sent(local_tokens, num_ranks, at_once=True)
-    if not config.deduplicates_tokens(num_ranks):
-        return most
-    return min(float(local_tokens * config.ranks_of_token(num_ranks)), most)
-
-
-def _all_choices(config: ExpertConfig, local_tokens: int) -> Fraction:
-    # Exact arithmetic: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling would be 12.
-    return Fraction(str(config.capacity_factor)) * local_tokens * config.top_k
-
-
-def _check_rules(config: ExpertConfig) -> None:
-    if config.rules not in ("swift", "deepspeed"):
-        raise SettingError("ExpertConfig.rules", config.rules, "choose one of swift, deepspeed")
-    check_count("ExpertConfig.min_capacity", config.min_capacity, least=0, most=_MOST_EXPERTS)
-    if config.rules == "swift":
-        return
-    fixed = {"capacity": "slot", "scores": "softmax", "normalize_gates": None, "z_loss_coefficient": 0.0}
-    for name, only in fixed.items():
-        if getattr(config, name) != only:
-            allowed = f"must be {only!r} with ExpertConfig.rules = 'deepspeed'"
-            raise SettingError(f"ExpertConfig.{name}", getattr(config, name), allowed)
-    if config.top_k > 2:
-        raise SettingError("ExpertConfig.top_k", config.top_k, "must be 1 or 2 with ExpertConfig.rules = 'deepspeed'")

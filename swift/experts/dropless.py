@@ -58,7 +58,7 @@ def sorted_moe(
     dispatch = Dispatch(row_of_pair_A, inverse_rows(row_of_pair_A, num_rows))
     done_PD = apply_slots(send(x_TD, dispatch, config.top_k), partial(grouped_matmul, groups=groups, block=block))
     gates_TK = routing.gates_TK
-    if config.is_deepspeed:
+    if config.capacity.follows_deepspeed:
         gates_TK = renormalize_gates(gates_TK, jnp.ones(gates_TK.shape, bool))
     y_TD = combine(done_PD, dispatch, gates_TK)
     return lax.psum(y_TD, EXPERT_AXIS) if num_ranks > 1 else y_TD

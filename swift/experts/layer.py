@@ -20,7 +20,7 @@ from swift.experts.capacity.slot import Pairs, apply_gates, assign_rows, combine
 from swift.experts.capacity.token_exchange import exchange_rows
 from swift.experts.capacity.token_rows import TokenRows, copy_to_slots, repeat_tokens, sum_over_slots, sum_tokens
 from swift.experts.capacity.token_split import Slots, by_source
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExactCapacity, ExpertConfig, RankCapacity, SlotCapacity
 from swift.experts.grouped_matmul import block_rows, grouped_matmul, padded_rows
 from swift.experts.routing import Routing, balance_loss, first_choice_loss, renormalize_gates, route, z_loss
 from swift.mesh.per_rank import EXPERT_AXIS
@@ -74,21 +74,22 @@ def expert_parallel_moe(
     """
     placement_NS = jnp.asarray(placement_NS)  # a NumPy placement becomes a constant of the program
     routing = route(logits_TE, config.gating, bias_E)
-    pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes, first_choices_first=config.is_deepspeed)
-    if config.capacity != "slot":
+    capacity = config.capacity
+    pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes, first_choices_first=capacity.follows_deepspeed)
+    if isinstance(capacity, SlotCapacity):
+        apply = cast(ApplySlots, apply_slots)
+        y_TD, load = _dispatch_by_slot(capacity, config, routing, pairs, x_TD, placement_NS, apply, axis)
+        popularity_E = lax.psum(pairs.popularity_E, axis)
+    else:
         # Capacity by rank decides from all ranks' counts; by slot the decision is local, and the sum is enough.
         counts_NE = lax.all_gather(pairs.popularity_E, axis)
         popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
-        if config.is_exact:
-            fetch = cast(FetchSlots, apply_slots)
-            y_TD, load = _dispatch_exact(config, routing, pairs, counts_NE, x_TD, placement_NS, fetch, axis)
+        shared = config, routing, pairs, counts_NE, x_TD, placement_NS
+        if isinstance(capacity, ExactCapacity):
+            y_TD, load = _dispatch_exact(capacity, *shared, cast(FetchSlots, apply_slots), axis)
         else:
-            apply = cast(ApplySlots, apply_slots)
-            y_TD, load = _dispatch_by_rank(config, routing, pairs, counts_NE, x_TD, placement_NS, apply, axis)
-    else:
-        y_TD, load = _dispatch_by_slot(config, routing, pairs, x_TD, placement_NS, cast(ApplySlots, apply_slots), axis)
-        popularity_E = lax.psum(pairs.popularity_E, axis)
-    if config.is_deepspeed:
+            y_TD, load = _dispatch_by_rank(capacity, *shared, cast(ApplySlots, apply_slots), axis)
+    if capacity.follows_deepspeed:
         return y_TD, first_choice_loss(routing, valid_T, placement_NS.shape[0]), load
     tokens = popularity_E.sum() // config.top_k
     return y_TD, auxiliary_loss(config, routing, logits_TE, valid_T, popularity_E, tokens), load
@@ -109,6 +110,7 @@ def auxiliary_loss(
 
 
 def _dispatch_by_slot(
+    capacity: SlotCapacity,
     config: ExpertConfig,
     routing: Routing,
     pairs: Pairs,
@@ -118,11 +120,11 @@ def _dispatch_by_slot(
     axis: str,
 ) -> tuple[jax.Array, Load]:
     """Runs the experts with capacity by slot: each slot has C rows for every source rank."""
-    num_ranks, num_slots = placement_NS.shape
-    rows_per_slot, dim = config.rows_per_slot(x_TD.shape[0], num_ranks), x_TD.shape[1]
-    dispatch, dropped_E = assign_rows(pairs, placement_NS, rows_per_slot, config.rows_per_class(x_TD.shape[0]))
+    (num_ranks, num_slots), (num_tokens, dim) = placement_NS.shape, x_TD.shape
+    rows_per_slot = capacity.rows_per_slot(config, num_tokens, num_ranks)
+    dispatch, dropped_E = assign_rows(pairs, placement_NS, rows_per_slot, capacity.rows_per_class(config, num_tokens))
     gates_TK = routing.gates_TK
-    if config.is_deepspeed:
+    if capacity.follows_deepspeed:
         kept_A = dispatch.row_of_pair_A < dispatch.pair_of_row_R.size
         gates_TK = renormalize_gates(gates_TK, kept_A.reshape(gates_TK.shape))
 
@@ -136,6 +138,7 @@ def _dispatch_by_slot(
 
 
 def _dispatch_by_rank(
+    capacity: RankCapacity,
     config: ExpertConfig,
     routing: Routing,
     pairs: Pairs,
@@ -146,12 +149,13 @@ def _dispatch_by_rank(
     axis: str,
 ) -> tuple[jax.Array, Load]:
     """Runs the experts with capacity by rank: a rank's slots share its rows, and each source has a buffer per rank."""
-    rank, served = lax.axis_index(axis), admit_tokens(config, counts_NE, placement_NS, x_TD.shape[0])
-    y_TD = _in_shared_rows(config, routing, pairs, served.kept_NDS, x_TD, placement_NS, apply_slots, axis)
+    rank, served = lax.axis_index(axis), admit_tokens(capacity, config, counts_NE, placement_NS, x_TD.shape[0])
+    y_TD = _in_shared_rows(capacity, config, routing, pairs, served.kept_NDS, x_TD, placement_NS, apply_slots, axis)
     return y_TD, Load(pairs.popularity_E, served.dropped_NE[rank], served.overflowed_NE[rank])
 
 
 def _dispatch_exact(
+    capacity: ExactCapacity,
     config: ExpertConfig,
     routing: Routing,
     pairs: Pairs,
@@ -176,7 +180,7 @@ def _dispatch_exact(
 
         return jax.checkpoint(run, policy=_is_product)(rows_PD, slots.placement_NS)
 
-    y_TD = _in_shared_rows(config, routing, pairs, kept_NDS, x_TD, slots.placement_NS, apply_slots, axis)
+    y_TD = _in_shared_rows(capacity, config, routing, pairs, kept_NDS, x_TD, slots.placement_NS, apply_slots, axis)
     none_E = jnp.zeros_like(pairs.popularity_E)
     return y_TD, Load(pairs.popularity_E, none_E, none_E)
 
@@ -187,6 +191,7 @@ def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 def _in_shared_rows(
+    capacity: RankCapacity | ExactCapacity,
     config: ExpertConfig,
     routing: Routing,
     pairs: Pairs,
@@ -199,13 +204,14 @@ def _in_shared_rows(
     """Runs the experts on the pairs that every source sends to every slot; a rank's slots share one array of rows."""
     (num_ranks, num_slots), num_tokens = placement_NS.shape, x_TD.shape[0]
     rank, slots = lax.axis_index(axis), Slots.of(placement_NS, config.num_classes)
-    num_served, buffers = config.rows_per_rank(num_tokens, num_ranks), config.buffers(num_tokens, num_ranks)
+    num_served = capacity.rows_per_rank(config, num_tokens, num_ranks)
+    buffers = capacity.buffers(config, num_tokens, num_ranks)
     num_rows, block = padded_rows(num_served, num_slots), block_rows(num_served, num_slots)
     kept_NS = kept_NDS[rank]
     groups = slot_groups(kept_NDS[:, rank], block)
     matmul = partial(grouped_matmul, groups=groups, block=block)
 
-    if config.deduplicates_tokens(num_ranks):
+    if capacity.deduplicates_tokens(config, num_ranks):
         slot_TK = slots_of_pairs(pairs, kept_NS, slots).reshape(routing.gates_TK.shape)
         rows = TokenRows.of(
             slot_TK,

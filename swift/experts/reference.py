@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from swift.experts.capacity.rank import admit_tokens
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExactCapacity, ExpertConfig, RankCapacity
 from swift.experts.layer import Load, auxiliary_loss
 from swift.experts.routing import Routing, count_choices, first_choice_loss, renormalize_gates, route
 
@@ -52,17 +52,17 @@ def reference_moe(
     def kept_by_rank(choices_TK: jax.Array, valid_T: jax.Array, room_E: jax.Array) -> jax.Array:
         class_A, valid_A = choices_TK.reshape(-1), jnp.repeat(valid_T, config.top_k)
         token_A, choice_A = jnp.divmod(jnp.arange(class_A.size), config.top_k)
-        order_A = choice_A * valid_T.size + token_A if config.is_deepspeed else jnp.arange(class_A.size)
+        order_A = choice_A * valid_T.size + token_A if config.capacity.follows_deepspeed else jnp.arange(class_A.size)
         earlier_AA = (class_A[:, None] == class_A[None]) & (order_A[None] < order_A[:, None]) & valid_A[None, :]
         return (valid_A & (earlier_AA.sum(axis=1) < room_E[class_A])).reshape(choices_TK.shape)
 
     kept_TK = jax.vmap(kept_by_rank)(choices_NTK, valid_NT, room_NE).reshape(routing.choices_TK.shape)
     popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
     kept_E = count_choices(routing.choices_TK, kept_TK, config.num_classes)
-    if config.is_deepspeed:
+    if config.capacity.follows_deepspeed:
         routing = routing._replace(gates_TK=renormalize_gates(routing.gates_TK, kept_TK))
     y_TD = _weigh_classes(routing, kept_TK, apply_classes(x_TD))
-    if config.is_deepspeed:
+    if config.capacity.follows_deepspeed:
         ranked = jax.tree.map(lambda leaf: leaf.reshape(num_ranks, -1, *leaf.shape[1:]), (routing, valid_T))
         aux = jnp.sum(jax.vmap(lambda routing, valid_T: first_choice_loss(routing, valid_T, num_ranks))(*ranked))
     else:
@@ -74,15 +74,15 @@ def _room(
     config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, local_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
     """Computes (pairs by expert that each source may send, pairs by expert that find a buffer full)."""
-    if config.is_exact:
+    capacity, num_ranks = config.capacity, len(placement_NS)
+    if isinstance(capacity, ExactCapacity):
         return counts_NE, jnp.zeros(config.num_classes, jnp.int32)
-    if config.capacity == "rank":
-        served = admit_tokens(config, counts_NE, placement_NS, local_tokens)
+    if isinstance(capacity, RankCapacity):
+        served = admit_tokens(capacity, config, counts_NE, placement_NS, local_tokens)
         return counts_NE - served.dropped_NE, jnp.sum(served.overflowed_NE, axis=0, dtype=jnp.int32)
-    num_ranks = placement_NS.shape[0]
     replicas_E = jnp.sum(jnp.arange(config.num_classes)[:, None] == placement_NS.reshape(1, -1), axis=1)
-    room_E = replicas_E * config.rows_per_slot(local_tokens, num_ranks)
-    class_rows = config.rows_per_class(local_tokens)
+    room_E = replicas_E * capacity.rows_per_slot(config, local_tokens, num_ranks)
+    class_rows = capacity.rows_per_class(config, local_tokens)
     room_E = room_E if class_rows is None else jnp.full_like(room_E, class_rows)
     return jnp.broadcast_to(room_E, counts_NE.shape), jnp.zeros(config.num_classes, jnp.int32)
 
@@ -97,7 +97,7 @@ def dropless_moe(
     """Computes the expert layer with every token served, as at inference."""
     routing = route(logits_TE, config.gating, bias_E)
     kept_TK = jnp.ones(routing.choices_TK.shape, bool)
-    if config.is_deepspeed:
+    if config.capacity.follows_deepspeed:
         routing = routing._replace(gates_TK=renormalize_gates(routing.gates_TK, kept_TK))
     return _weigh_classes(routing, kept_TK, apply_classes(x_TD))
 

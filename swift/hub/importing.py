@@ -15,7 +15,7 @@ from swift.config.stored import GIN_NAME, config_text, write_config
 from swift.data.config import DataConfig
 from swift.data.tokenizer import TokenizerFile
 from swift.errors import SettingError
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, RankCapacity
 from swift.files import replace_file
 from swift.hub.architectures import Decoder, read_decoder
 from swift.hub.companions import BEGIN, CONFIG, END, GENERATION, TOKENIZER, copy_tokenizer, read_generation
@@ -81,8 +81,7 @@ def _experiment_of(decoder: Decoder, tokenizer: TokenizerFile) -> Experiment:
         num_classes=decoder.num_experts,
         slots_per_rank=decoder.num_experts,
         top_k=decoder.top_k,
-        capacity_factor=None,
-        capacity="rank",
+        capacity=RankCapacity(factor=None),
         aux_loss_coefficient=decoder.aux_loss_coefficient,
         normalize_gates=decoder.normalizes,
     )

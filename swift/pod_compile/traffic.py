@@ -17,7 +17,6 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from swift.experts.config import rows_travelling
 from swift.experts.state_layouts import Decoupled, FetchedPerMicrobatch
 from swift.experts.weight_exchange import exchange_bytes, padded_size
 from swift.mesh.hlo_collectives import ALL_TO_ALL, RAGGED, Collective
@@ -120,7 +119,7 @@ def tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int
     local_tokens = num_sequences * spec.gpt.config.sequence_length
     width = spec.gpt.config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
     at_once = spec.live.mesh.devices.flat[0].platform != "cpu"
-    size = spec.experts.rows_sent(local_tokens, ranks, at_once=at_once) * width
+    size = spec.experts.capacity.rows_sent(spec.experts, local_tokens, ranks, at_once=at_once) * width
     times = sum(spec.cut.counts(is_moe=True)) * spec.num_microbatches * ranks
     return total | {"formula_bytes": times * (4 * size + _fetched_bytes(spec)) * (ranks > 1)}
 
@@ -144,8 +143,8 @@ def bytes_in_transit(collectives: Sequence[Collective], runs: OpCounts, num_sequ
     average a token goes to fewer ranks.
     """
     spec, ranks = runs.spec, runs.spec.live.num_ranks
-    shape = num_sequences * spec.gpt.config.sequence_length, ranks
-    share = rows_travelling(spec.experts, *shape) / spec.experts.rows_sent(*shape, at_once=True)
+    capacity, shape = spec.experts.capacity, (spec.experts, num_sequences * spec.gpt.config.sequence_length, ranks)
+    share = capacity.rows_travelling(*shape) / capacity.rows_sent(*shape, at_once=True)
     return [
         replace(collective, num_bytes=round(collective.num_bytes * share)) if collective.kind == RAGGED else collective
         for collective in collectives

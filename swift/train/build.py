@@ -16,7 +16,6 @@ from swift.config.experiment import Experiment
 from swift.data.config import Split
 from swift.data.loader import Loader
 from swift.errors import SettingError, renamed_settings
-from swift.experts.capacity.exact import exact_slots
 from swift.experts.optimizer import learning_rate, make_optimizer
 from swift.experts.placement.policy import Static
 from swift.experts.state_layouts import Decoupled, FetchedPerMicrobatch, Instances, Layout, ReplicaShards
@@ -101,7 +100,7 @@ def make_step_spec(experiment: Experiment, live: LiveMesh | None = None, platfor
             num_classes=experts.num_classes,
             kernel=_choose_kernel(experiment, live, platform),
             separator=experiment.data.separator if experiment.separate_documents else None,
-            has_slices=experts.is_exact,
+            has_slices=experts.capacity.fetches_weights,
             **_sharing_ranks(experiment, live),
         )
         return StepSpec(
@@ -164,18 +163,17 @@ def migration_policy(experiment: Experiment) -> "MigrationPolicy | None":
 def with_num_ranks(experiment: Experiment, num_ranks: int) -> Experiment:
     """Returns the same experiment on fewer expert ranks, with a slot for every class, without failures or snapshots.
 
-    It computes the same sums, but with fewer slots more tokens are dropped, unless ``ExpertConfig.capacity_factor`` is
-    None.
+    It computes the same sums, but with fewer slots more tokens are dropped, unless the factor of
+    ``ExpertConfig.capacity`` is None or it is exact.
     """
     if num_ranks == experiment.topology.num_expert_ranks:
         return experiment
-    classes, is_exact = experiment.experts.num_classes, experiment.experts.is_exact
-    least = exact_slots(classes, num_ranks) if is_exact else -(-classes // num_ranks)
-    slots = max(experiment.experts.slots_per_rank, least)
+    experts = experiment.experts
+    slots = max(experts.slots_per_rank, experts.capacity.least_slots(experts.num_classes, num_ranks))
     return replace(
         experiment,
         topology=replace(experiment.topology, num_expert_ranks=num_ranks),
-        experts=replace(experiment.experts, slots_per_rank=slots),
+        experts=replace(experts, slots_per_rank=slots),
         checkpoint=replace(experiment.checkpoint, snapshot_every=0, snapshot_experts_per_layer="all"),
         failures=(),
     )
@@ -197,7 +195,7 @@ def _make_layouts(experiment: Experiment, gpt: GPT, num_ranks: int) -> dict[str,
     wire = compute if experiment.wire_dtype == "compute" else jnp.dtype(experiment.wire_dtype)
     for name, group in gpt.groups.items():
         shape = group.num_classes, group.size, num_ranks
-        if group.is_expert and experts.is_exact:
+        if group.is_expert and experts.capacity.fetches_weights:
             layouts[name] = FetchedPerMicrobatch(*shape, compute, wire)
         elif name == "embedding" and gpt.embedding_ranks > 1:
             layouts[name] = RowSharded(*shape, compute, wire, gpt.vocab_size, gpt.config.model_dim)

@@ -17,7 +17,7 @@ from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_stored
 from swift.data.tokenizer import prompt_tokens
 from swift.errors import SettingError
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, SlotCapacity
 from swift.experts.placement.policy import Static
 from swift.hub.architectures import read_decoder, write_decoder
 from swift.hub.companions import generation_of
@@ -272,6 +272,7 @@ OF_HUB = Experiment(
     experts=ExpertConfig(top_k=2),
     placement=Static(),
 )
+DEEPSPEED = SlotCapacity(rules="deepspeed")
 
 
 def test_a_run_is_written_for_the_family_that_computes_it():
@@ -286,8 +287,8 @@ def test_a_run_is_written_for_the_family_that_computes_it():
     assert family({"qk_norm": "head"}) == ("qwen3_moe", True)
     assert family({"qk_norm": "projection"}) == ("olmoe", True)
     assert family({"num_dense_layers": 1}) == ("deepseek", True)
-    assert family(experts={"rules": "deepspeed"}) == ("mixtral", True)
-    assert family({"qk_norm": "head"}, {"rules": "deepspeed", "top_k": 1}) == ("qwen3_moe", False)
+    assert family(experts={"capacity": DEEPSPEED}) == ("mixtral", True)
+    assert family({"qk_norm": "head"}, {"capacity": DEEPSPEED, "top_k": 1}) == ("qwen3_moe", False)
     assert family({"head_dim": 48}) == ("mixtral", True)
     for model, experts in (
         ({"qk_norm": "projection", "head_dim": 48}, {}),  # the norm would have the model's width

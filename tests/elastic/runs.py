@@ -31,7 +31,8 @@ ModelConfig.moe_pattern = (True,)
 Experiment.experts = @ExpertConfig()
 ExpertConfig.num_classes = 4
 ExpertConfig.slots_per_rank = 5
-ExpertConfig.capacity_factor = 1.0
+ExpertConfig.capacity = @SlotCapacity()
+SlotCapacity.factor = 1.0
 Experiment.topology = @Topology()
 Topology.num_pipelines = {pipelines}
 Topology.num_stages = {stages}
@@ -64,7 +65,8 @@ def write_config(directory, topology, steps, **settings):
     text = KILLED.format(
         pipelines=pipelines, stages=stages, ranks=ranks, steps=steps, corpus=directory / "corpus" / "*.txt"
     )
-    text += "".join(f"{name.replace('__', '.')} = {value!r}\n" for name, value in settings.items())
+    written = {name: value if str(value).startswith("@") else repr(value) for name, value in settings.items()}
+    text += "".join(f"{name.replace('__', '.')} = {value}\n" for name, value in written.items())
     (directory / "kill.gin").write_text(text)
     return directory / "kill.gin"
 

@@ -53,7 +53,7 @@ def wanted_bytes(experiment: Experiment, failed: frozenset) -> tuple[dict[str, i
         exchange[name] = rows * layers * 2 * slots * ranks * size * num_bytes * (ranks > 1)  # one has nobody to send to
     tokens_of_rank = experiment.sequences_per_microbatch // ranks * model.sequence_length
     slots = experts.slots_per_rank * ranks
-    rows_of_slot = math.ceil(experts.capacity_factor * tokens_of_rank * experts.top_k / slots)
+    rows_of_slot = math.ceil(experts.capacity.factor * tokens_of_rank * experts.top_k / slots)
     microbatches = experiment.num_microbatches * topology.num_pipelines
     rows = sum(model.moe_layers) * microbatches * ranks * slots * rows_of_slot
     return exchange, 4 * rows * model.model_dim * num_bytes * (ranks > 1)

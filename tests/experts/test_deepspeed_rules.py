@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, SlotCapacity
 from swift.experts.layer import expert_parallel_moe
 from swift.experts.placement.policy import Static
 from swift.experts.reference import reference_moe
@@ -54,7 +54,7 @@ def deepspeed(logits_TE, top_k, factor, least):
 def layer(case):
     """The layer on all ranks, whose outputs are the gates, each in the column of its expert; and the reference."""
     top_k, classes, ranks, slots, _, factor, least = case
-    config = ExpertConfig(classes, slots, top_k, factor, rules="deepspeed", min_capacity=least)
+    config = ExpertConfig(classes, slots, top_k, SlotCapacity(factor, "deepspeed", least))
     placement_NS = Static().init(1, classes, ranks, slots)[0][0]
     weights_EDE = jnp.broadcast_to(jnp.eye(classes)[:, None] / classes, (classes,) * 3)
 
@@ -104,12 +104,22 @@ def test_what_is_kept_and_lost_is_what_deepspeed_keeps_and_loses(case):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rules": "gshard"}, r"ExpertConfig\.rules = 'gshard': choose one of swift, deepspeed"),
-        ({"rules": "deepspeed", "top_k": 3}, r"ExpertConfig\.top_k = 3: must be 1 or 2 with ExpertConfig\.rules"),
-        ({"rules": "deepspeed", "capacity": "rank"}, r"ExpertConfig\.capacity = 'rank': must be 'slot' with"),
-        ({"min_capacity": -1}, r"ExpertConfig\.min_capacity = -1: must be a whole number of at least 0"),
+        ({"rules": "gshard"}, r"SlotCapacity\.rules = 'gshard': choose one of swift, deepspeed"),
+        ({"rules": "deepspeed", "min_capacity": -1}, r"SlotCapacity\.min_capacity = -1: must be a whole number of at"),
     ],
 )
-def test_settings_that_cannot_work(settings, message):
+def test_rules_that_cannot_work(settings, message):
     with pytest.raises(SettingError, match=message):
-        ExpertConfig(**settings)
+        SlotCapacity(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"top_k": 3}, r"ExpertConfig\.top_k = 3: must be 1 or 2 with SlotCapacity\.rules = 'deepspeed'"),
+        ({"scores": "sigmoid"}, r"ExpertConfig\.scores = 'sigmoid': must be 'softmax' with SlotCapacity\.rules"),
+    ],
+)
+def test_routers_that_deepspeed_does_not_have(settings, message):
+    with pytest.raises(SettingError, match=message):
+        ExpertConfig(capacity=SlotCapacity(rules="deepspeed"), **settings)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.experts.capacity.exact import assign_slots, check_exact, exact_slots
+from swift.experts.capacity.exact import assign_slots
+from swift.experts.config import ExactCapacity, ExpertConfig
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 
@@ -22,7 +23,7 @@ SHAPES = [(8, 8), (9, 8), (3, 4), (25, 8), (1, 5), (7, 1), (64, 16)]  # experts,
 @given(data=st.data())
 def test_every_rank_gets_an_even_share_of_any_load(shape, data):
     classes, ranks = shape
-    slots = exact_slots(*shape)
+    slots = ExactCapacity().least_slots(*shape)
     seed, skew = data.draw(st.integers(0, 2**16)), data.draw(st.sampled_from([0.02, 0.3, 1.0, 100.0]))
     total = data.draw(st.sampled_from([0, 1, ranks - 1, 17 * ranks, 1000 * ranks - 1, 100_000 * ranks]))
     random = np.random.default_rng(seed)
@@ -37,14 +38,16 @@ def test_every_rank_gets_an_even_share_of_any_load(shape, data):
 
 @pytest.mark.parametrize(("classes", "ranks"), SHAPES)
 def test_one_slot_fewer_is_refused_in_a_line(classes, ranks):
-    slots = exact_slots(classes, ranks)
-    check_exact(classes, ranks, slots)
+    exact = ExactCapacity()
+    slots = exact.least_slots(classes, ranks)
+    exact.check_slots(ExpertConfig(classes, slots), ranks)
     with pytest.raises(SettingError, match=rf"slots_per_rank = {slots - 1}: at least {slots} with") as error:
-        check_exact(classes, ranks, slots - 1)
+        exact.check_slots(ExpertConfig(classes, slots - 1), ranks)
     assert "\n" not in str(error.value)
 
 
 def test_one_slot_fewer_is_too_few_for_some_load():
     """Three experts with as many tokens each on two ranks: cut at the middle, one of them is on both."""
-    assert exact_slots(3, 2) == 2
-    assert exact_slots(4, 2) == 3  # of 4 experts with 1, 1, 1 and 3 tokens the last fills a rank, and three are left
+    assert ExactCapacity().least_slots(3, 2) == 2
+    # Of four experts with 1, 1, 1 and 3 tokens the last fills a rank, and three are left.
+    assert ExactCapacity().least_slots(4, 2) == 3

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.experts.capacity.slot import Pairs, assign_rows, send, take_rows
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExactCapacity, ExpertConfig, RankCapacity, SlotCapacity
 from swift.experts.layer import expert_parallel_moe
 from swift.experts.reference import reference_moe
 from swift.mesh.live import live_mesh
@@ -136,6 +136,7 @@ PATTERNS = [
     *("even", "one hot expert", "a hot rank", "rotating hot spot", "burst", "an idle expert", "no tokens"),
     *("one token", "a router that has collapsed"),
 ]
+BEST = RankCapacity(spare_rounds=None)
 MANY = 8
 """Classes where a token has several experts on each rank."""
 WEIGHTS = np.random.default_rng(0).standard_normal((MANY, DIM, DIM)).astype(np.float32)
@@ -157,7 +158,7 @@ def layer(config):
                 here = jnp.take(placement, jax.lax.axis_index("expert"), axis=0)
                 return lambda rows, matmul: matmul(rows, jnp.asarray(WEIGHTS)[here])
 
-            apply = fetch if config.is_exact else fetch(placement)
+            apply = fetch if config.capacity.fetches_weights else fetch(placement)
             return expert_parallel_moe(config, logits, x, valid, placement, apply)
 
         gradient, (y, load) = jax.grad(loss, (0, 1), has_aux=True)(x[0], logits[0], valid[0], run)
@@ -178,59 +179,57 @@ def layer(config):
 
 
 @pytest.mark.parametrize("slots", [2, 5], ids=["more classes than slots per rank", "spare slots"])
-@pytest.mark.parametrize("capacity", ["slot", "rank"])
+@pytest.mark.parametrize("capacity", [SlotCapacity(), RankCapacity()], ids=["slot", "rank"])
 def test_imbalance_patterns_conserve_tokens_and_equal_the_oracle(slots, capacity):
     check_patterns(ExpertConfig(CLASSES, slots, top_k=1, aux_loss_coefficient=0.1, capacity=capacity))
 
 
-@pytest.mark.parametrize("more", [{"capacity": "exact"}, {"capacity": "rank", "spare_rounds": None}], ids=str)
-def test_what_is_split_or_assigned_exactly_equals_the_oracle(more):
+@pytest.mark.parametrize("capacity", [ExactCapacity(), BEST], ids=str)
+def test_what_is_split_or_assigned_exactly_equals_the_oracle(capacity):
     """In several rounds of the exchange, where a rank is hot."""
-    check_patterns(ExpertConfig(CLASSES, 3, top_k=1, aux_loss_coefficient=0.1, **more))
+    check_patterns(ExpertConfig(CLASSES, 3, top_k=1, aux_loss_coefficient=0.1, capacity=capacity))
 
 
 ONCE = {
-    "exact": {"capacity": "exact", "headroom": 1.0},
-    "the best split": {"capacity": "rank", "capacity_factor": 0.5, "spare_rounds": None},
-    "rounds of splitting": {"capacity": "rank"},
-    "room for all": {"capacity": "rank", "capacity_factor": None},
+    "exact": ExactCapacity(headroom=1.0),
+    "the best split": RankCapacity(0.5, spare_rounds=None),
+    "rounds of splitting": RankCapacity(),
+    "room for all": RankCapacity(factor=None),
 }
-ONCE_CASES = [pytest.param(more, id=name, marks=[pytest.mark.long] * (name != "exact")) for name, more in ONCE.items()]
+ONCE_CASES = [pytest.param(kind, id=name, marks=[pytest.mark.long] * (name != "exact")) for name, kind in ONCE.items()]
 
 
-@pytest.mark.parametrize("more", ONCE_CASES)
-def test_tokens_that_go_to_a_rank_once_equal_the_oracle(more):
-    check_patterns(once(more))
+@pytest.mark.parametrize("capacity", ONCE_CASES)
+def test_tokens_that_go_to_a_rank_once_equal_the_oracle(capacity):
+    check_patterns(once(capacity))
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("ragged")
-@pytest.mark.parametrize("more", [ONCE["exact"], ONCE["the best split"]], ids=["exact", "the best split"])
-def test_tokens_that_go_to_a_rank_once_and_all_at_once_equal_the_oracle(more):
-    check_patterns(once(more))
+@pytest.mark.parametrize("capacity", [ONCE["exact"], ONCE["the best split"]], ids=["exact", "the best split"])
+def test_tokens_that_go_to_a_rank_once_and_all_at_once_equal_the_oracle(capacity):
+    check_patterns(once(capacity))
 
 
-def once(more):
+def once(capacity):
     """Six of eight experts for a token, on four ranks; some choices of a token may be dropped."""
-    config = ExpertConfig(MANY, 3, top_k=6, aux_loss_coefficient=0.1, **more)
-    assert config.deduplicates_tokens(RANKS)
+    config = ExpertConfig(MANY, 3, top_k=6, aux_loss_coefficient=0.1, capacity=capacity)
+    assert capacity.deduplicates_tokens(config, RANKS)
     return config
 
 
 @pytest.mark.usefixtures("ragged")
-@pytest.mark.parametrize(
-    "more", [{"capacity": "exact"}, {"capacity": "rank"}, {"capacity": "rank", "spare_rounds": None}], ids=str
-)
-def test_rows_that_go_all_at_once_equal_the_oracle(more):
+@pytest.mark.parametrize("capacity", [ExactCapacity(), RankCapacity(), BEST], ids=str)
+def test_rows_that_go_all_at_once_equal_the_oracle(capacity):
     """As on TPU and GPU: what is dropped, the outputs and the gradients are those of the rounds."""
-    check_patterns(ExpertConfig(CLASSES, 3, top_k=1, aux_loss_coefficient=0.1, **more))
+    check_patterns(ExpertConfig(CLASSES, 3, top_k=1, aux_loss_coefficient=0.1, capacity=capacity))
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        *({}, {"capacity": "rank"}, {"capacity": "rank", "spare_rounds": None}, {"capacity": "exact"}),
-        {"capacity": "exact", "top_k": 6, "num_classes": MANY},
+        *({"capacity": capacity} for capacity in (SlotCapacity(), RankCapacity(), BEST, ExactCapacity())),
+        {"capacity": ExactCapacity(), "top_k": 6, "num_classes": MANY},
     ],
     ids=str,
 )
@@ -252,9 +251,9 @@ def test_a_token_whose_logits_are_no_numbers_spoils_its_own_output_alone(more):
     assert np.isfinite(gradient[0][others]).all()
 
 
-@pytest.mark.parametrize("more", [{"capacity": "rank", "spare_rounds": None}, {"capacity": "exact"}], ids=str)
-def test_a_router_without_a_number_spoils_all_outputs_and_loses_no_count(more):
-    parallel, _ = layer(ExpertConfig(CLASSES, 3, top_k=1, **more))
+@pytest.mark.parametrize("capacity", [BEST, ExactCapacity()], ids=str)
+def test_a_router_without_a_number_spoils_all_outputs_and_loses_no_count(capacity):
+    parallel, _ = layer(ExpertConfig(CLASSES, 3, top_k=1, capacity=capacity))
     x = np.random.default_rng(0).standard_normal((RANKS, TOKENS, DIM)).astype(np.float32)
     logits, valid = np.full((RANKS, TOKENS, CLASSES), np.nan, np.float32), np.ones((RANKS, TOKENS), bool)
     placement = (np.arange(RANKS * 3) % CLASSES).astype(np.int32).reshape(RANKS, 3)
@@ -300,4 +299,4 @@ def check_patterns(config):
     ],
 )
 def test_rows_of_a_slot_are_the_exact_ceiling_of_its_share(factor, tokens, slots, ranks, top_k, rows):
-    assert ExpertConfig(10, slots, top_k, factor).rows_per_slot(tokens, ranks) == rows
+    assert SlotCapacity(factor).rows_per_slot(ExpertConfig(10, slots, top_k), tokens, ranks) == rows

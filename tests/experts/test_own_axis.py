@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExactCapacity, ExpertConfig, RankCapacity
 from swift.experts.layer import expert_parallel_moe
 from swift.experts.reference import reference_moe
 from swift.experts.weight_exchange import fetch, materialize, to_slices
@@ -20,10 +20,10 @@ AXIS = PartitionSpec("theirs")
 @pytest.mark.parametrize(
     "more",
     [
-        {"capacity": "rank"},
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ({}, {"capacity": "rank", "spare_rounds": None})),
-        pytest.param({"capacity": "exact"}, marks=pytest.mark.slow),
-        pytest.param({"capacity": "exact", "top_k": 6}, marks=pytest.mark.slow),  # a token goes to a rank once
+        {"capacity": RankCapacity()},
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ({}, {"capacity": RankCapacity(spare_rounds=None)})),
+        pytest.param({"capacity": ExactCapacity()}, marks=pytest.mark.slow),
+        pytest.param({"capacity": ExactCapacity(), "top_k": 6}, marks=pytest.mark.slow),  # a token goes to a rank once
     ],
     ids=str,
 )
@@ -41,7 +41,7 @@ def test_loss_and_gradients_are_those_of_the_oracle(more):
         def experts_of(slots_SW):
             return lambda rows, matmul: matmul(rows, slots_SW[:, : D * D].reshape(S, D, D))
 
-        if config.is_exact:
+        if config.capacity.fetches_weights:
             apply = lambda placement: experts_of(fetch(slices_1Ew[0], placement, "float32", axis="theirs"))  # noqa: E731
         else:
             apply = experts_of(materialize(slices_1Ew, placement[None], axis="theirs")[0])

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from swift.experts.routing import Gating, balance_loss, route
 from swift.models.config import ModelConfig
@@ -135,7 +135,7 @@ class Numpy:
     def __init__(self, gpt, experts, placement_NS):
         self.gpt, self.experts = gpt, experts
         self.replicas_E = np.bincount(placement_NS.ravel(), minlength=CLASSES)
-        self.rows = math.ceil(experts.capacity_factor * 2 * CONFIG.sequence_length * experts.top_k / placement_NS.size)
+        self.rows = math.ceil(experts.capacity.factor * 2 * CONFIG.sequence_length * experts.top_k / placement_NS.size)
 
     def parts(self, flat):
         """The parameters by module: lists of dicts of arrays."""
@@ -183,11 +183,11 @@ class Numpy:
         return loss, aux, wanted, dropped
 
 
-@pytest.mark.parametrize(("top_k", "capacity_factor"), [(1, 0.8), (2, 0.6)])
-def test_the_plain_model_is_that_of_the_papers(top_k, capacity_factor):
+@pytest.mark.parametrize(("top_k", "factor"), [(1, 0.8), (2, 0.6)])
+def test_the_plain_model_is_that_of_the_papers(top_k, factor):
     """Loss, auxiliary loss, who is dropped, and the gradients of both losses along random directions."""
     random = np.random.default_rng(top_k)
-    experts = ExpertConfig(CLASSES, SLOTS, top_k, capacity_factor)
+    experts = ExpertConfig(CLASSES, SLOTS, top_k, SlotCapacity(factor))
     gpt = GPT(CONFIG, VOCABULARY, CLASSES)
     placement_NS = np.array([[0, 1, 2], [3, 0, 1]], np.int32)
     model = Numpy(gpt, experts, placement_NS)
@@ -215,9 +215,9 @@ def test_the_plain_model_is_that_of_the_papers(top_k, capacity_factor):
 
 
 def test_an_exported_model_serves_every_token():
-    gpt, experts = GPT(CONFIG, VOCABULARY, CLASSES), ExpertConfig(CLASSES, SLOTS, 2, 0.1)
+    gpt, experts = GPT(CONFIG, VOCABULARY, CLASSES), ExpertConfig(CLASSES, SLOTS, 2, SlotCapacity(0.1))
     flat = 0.3 * np.random.default_rng(5).standard_normal(gpt.num_parameters)
-    everybody = Numpy(gpt, ExpertConfig(CLASSES, SLOTS, 2, 100.0), np.arange(4))
+    everybody = Numpy(gpt, ExpertConfig(CLASSES, SLOTS, 2, SlotCapacity(100.0)), np.arange(4))
     tokens = np.arange(20, dtype=np.int32).reshape(4, 5) % VOCABULARY
     logits = jax.jit(lambda flat: plain_logits(gpt, experts, gpt.unpack(packed(gpt, flat)), tokens))(flat)
     labels = np.roll(tokens, 1)

@@ -10,11 +10,18 @@ from tests.on_gpu.runs import config_of, told, trained
 pytestmark = pytest.mark.slow
 CASES = {
     "one rank, capacity by slot": {},
-    "one rank, capacity by rank": {"ExpertConfig__capacity": "rank"},
-    "one rank, exact capacity, two of four experts": {"ExpertConfig__capacity": "exact", "ExpertConfig__top_k": 2},
+    "one rank, capacity by rank": {"ExpertConfig__capacity": "@RankCapacity()"},
+    "one rank, exact capacity, two of four experts": {
+        "ExpertConfig__capacity": "@ExactCapacity()",
+        "ExpertConfig__top_k": 2,
+    },
     "four virtual ranks": {"ranks": 4},
-    "four virtual ranks, capacity by rank": {"ranks": 4, "ExpertConfig__capacity": "rank", "ExpertConfig__top_k": 2},
-    "four virtual ranks, exact capacity": {"ranks": 4, "ExpertConfig__capacity": "exact"},
+    "four virtual ranks, capacity by rank": {
+        "ranks": 4,
+        "ExpertConfig__capacity": "@RankCapacity()",
+        "ExpertConfig__top_k": 2,
+    },
+    "four virtual ranks, exact capacity": {"ranks": 4, "ExpertConfig__capacity": "@ExactCapacity()"},
     "host memory": {"OptimizerConfig__memory": "pinned_host"},
     "a sharded embedding and head": {"ranks": 4, "Experiment__embedding": "sharded", "Experiment__head": "sharded"},
     "documents apart, blocks recomputed": {"Experiment__separate_documents": True, "Experiment__remat": "block"},
@@ -34,7 +41,7 @@ NARROW = {"Experiment__compute_dtype": "bfloat16", "ModelConfig__sequence_length
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_resumed_run_has_the_same_bits(tmp_path, ranks):
     """In bfloat16, by the kernels that a run takes there: no sum is in an order of chance."""
-    experts = {"ExpertConfig__capacity": "rank", "ExpertConfig__top_k": 2}
+    experts = {"ExpertConfig__capacity": "@RankCapacity()", "ExpertConfig__top_k": 2}
     config = config_of(tmp_path, 20, ranks=ranks, **NARROW, **experts, Experiment__separate_documents=True)
     at_once = trained(tmp_path / "at once", "cuda", config)
     trained(tmp_path / "in two parts", "cuda", config, "--stop-at", 9)
@@ -43,7 +50,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("capacity", ["rank", "exact"])
+@pytest.mark.parametrize("capacity", ["@RankCapacity()", "@ExactCapacity()"])
 def test_kernels_of_experts_train_alike(tmp_path, capacity, ranks):
     """float64, in which losses agree to the ninth digit, does not take these kernels."""
     settings = {"ranks": ranks, "ExpertConfig__capacity": capacity, "ExpertConfig__top_k": 2}

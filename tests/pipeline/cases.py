@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from swift.config.experiment import Experiment
 from swift.data.config import DataConfig
-from swift.experts.config import ExpertConfig
+from swift.experts.config import Capacity, ExpertConfig, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.policy import Static
 from swift.models.config import ModelConfig
@@ -84,12 +84,11 @@ class Case(NamedTuple):
     window: int = 2
     pattern: tuple[bool, ...] = (True,)
     top_k: int = 1
-    capacity: float | None = 0.7
+    capacity: Capacity = SlotCapacity(0.7)
     remat: str = "none"
     move_roles: bool = False
     clip_norm: float | None = None
     dtype: str = "float64"
-    by: str = "slot"
     decoder: str = ""  # one of DECODERS
     cut: Any = None  # of a model with the pattern's layers, which otherwise is that of a stage
     counts: tuple[int, ...] | None = None  # micro-batches of each pipeline
@@ -119,7 +118,6 @@ def experiment_of(case: Case) -> Experiment:
             case.top_k,
             case.capacity,
             0.05,
-            case.by,
             **DECODERS[case.decoder][1],
         ),
         placement=Scattered(),

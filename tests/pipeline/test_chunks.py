@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
+from swift.experts.config import RankCapacity, SlotCapacity
 from swift.experts.placement.policy import Static
 from swift.models.cuts import Chunks
 from swift.pipeline.reconfigure.configuration import neighbours, survives
@@ -53,7 +54,7 @@ CASES = {
         "pattern": (True,) * 4,
         "cut": ((2, 1, 1), (1, 1, 2)),
         "failed": [(1, 1)],
-        "by": "rank",
+        "capacity": RankCapacity(0.7),
     },
     "stages in either order": {
         "topology": (2, 2, 1),
@@ -210,8 +211,7 @@ def draw_cases(draw):
         "cut": cut,
         "window": draw(st.integers(1, 3)),
         "top_k": draw(st.integers(1, 2)),
-        "capacity": draw(st.sampled_from([None, 0.5, 0.8])),
-        "by": draw(st.sampled_from(["slot", "rank"])),
+        "capacity": draw(st.sampled_from([SlotCapacity, RankCapacity]))(draw(st.sampled_from([None, 0.5, 0.8]))),
         "remat": draw(st.sampled_from(["none", "block"])),
         "planner": draw(st.sampled_from([name for name in PLANNERS if name in ("adaptive", "lockstep")])),
     }

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from swift.experts.config import SlotCapacity
 from swift.pipeline.reconfigure import executables
 from swift.pipeline.reconfigure.compiled_steps import Steps, program_key
 from swift.pipeline.reconfigure.configuration import Configurator, PlanSettings
@@ -152,7 +153,9 @@ def test_who_waits_has_the_program_as_soon_as_it_is_there(counted, tmp_path):
 @pytest.mark.long
 @pytest.mark.usefixtures("compiled_well")
 def test_the_steps_of_a_pipeline_are_found_in_the_store(rig, tmp_path, monkeypatch):
-    one = rig(topology=(2, 1, 1), failed=frozenset(), window=1, pattern=(False,), dtype="float32", capacity=None)
+    one = rig(
+        topology=(2, 1, 1), failed=frozenset(), window=1, pattern=(False,), dtype="float32", capacity=SlotCapacity(None)
+    )
     drawn, losses = one.draw(0), []
     for _ in range(2):
         steps = Steps(one.spec, one.configuration, 2, ExecutableCache(tmp_path))
@@ -165,7 +168,7 @@ def test_the_steps_of_a_pipeline_are_found_in_the_store(rig, tmp_path, monkeypat
 
 
 def test_the_steps_of_a_group_are_on_its_devices_and_keep_the_state(rig):
-    one, found = rig(topology=(2, 1, 1), window=1, pattern=(False,), dtype="float32", capacity=None), []
+    one, found = rig(topology=(2, 1, 1), window=1, pattern=(False,), dtype="float32", capacity=SlotCapacity(None)), []
     configuration = replace(one.configuration, device_rows=(1, 0))
     devices_RN = np.array(jax.devices()[2:4]).reshape(2, 1)
     store = SimpleNamespace(get=lambda key, _, devices: found.append((key, devices)))

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift.experts.config import ExactCapacity, RankCapacity, SlotCapacity
 from swift.models import attention_kernels
 from swift.pipeline.reconfigure.configuration import survives
 from swift.pipeline.reconfigure.recut import Recut
@@ -21,7 +22,7 @@ SEEDS = st.integers(0, 2**16)
 
 CASES = {
     "a lost worker": {"topology": (2, 2, 1), "failed": [(0, 1)], "microbatches": 3, "pattern": (False, True)},
-    "an exact plan": {"topology": (2, 2, 1), "failed": [(1, 0)], "planner": "milp", "capacity": None},
+    "an exact plan": {"topology": (2, 2, 1), "failed": [(1, 0)], "planner": "milp", "capacity": SlotCapacity(None)},
     "two failures in a stage": {
         "topology": (3, 2, 2),
         "failed": [(0, 0), (2, 0)],
@@ -40,10 +41,10 @@ CASES = {
     "dense layers": {"topology": (2, 2, 3), "planner": "one_f_one_b", "pattern": (False,)},
     "four stages": {"topology": (1, 4, 1), "planner": "gpipe", "window": 1},
     "one stage": {"topology": (4, 1, 2), "failed": [(2, 0)], "window": 3},
-    "capacity by rank": {"topology": (2, 2, 2), "failed": [(0, 1)], "by": "rank", "capacity": 0.9},
+    "capacity by rank": {"topology": (2, 2, 2), "failed": [(0, 1)], "capacity": RankCapacity(0.9)},
     "capacity by rank, rematerialized": {
         "topology": (1, 2, 3),
-        "by": "rank",
+        "capacity": RankCapacity(0.7),
         "remat": "block",
         "top_k": 2,
         "planner": "zero_bubble",
@@ -74,7 +75,7 @@ CASES = {
         "failed": [(0, 0), (2, 1)],
         "pattern": (True,) * 5,
         "cut": (4, 1),
-        "by": "rank",
+        "capacity": RankCapacity(0.7),
     },
     "shared experts": {
         "topology": (2, 2, 2),
@@ -89,13 +90,13 @@ CASES = {
         "failed": [(1, 0)],
         "decoder": "shared",
         "top_k": 3,
-        "by": "rank",
+        "capacity": RankCapacity(0.7),
     },
     "sigmoid scores": {
         "topology": (2, 2, 2),
         "failed": [(0, 1)],
         "decoder": "sigmoid",
-        "by": "rank",
+        "capacity": RankCapacity(0.7),
         "top_k": 2,
         "window": 1,
     },
@@ -118,14 +119,14 @@ CASES = {
     "exact capacity": {
         "topology": (2, 2, 3),
         "failed": [(0, 1)],
-        "by": "exact",
+        "capacity": ExactCapacity(),
         "top_k": 2,
         "window": 3,
         "pattern": (False, True),
     },
     "exact capacity, one pipeline": {
         "topology": (1, 3, 2),
-        "by": "exact",
+        "capacity": ExactCapacity(),
         "remat": "block",
         "planner": "zero_bubble",
         "microbatches": 4,
@@ -135,14 +136,13 @@ CASES = {
         "failed": [(0, 0), (2, 0)],
         "planner": "adaptive",
         "window": 3,
-        "by": "rank",
-        "capacity": 0.9,
+        "capacity": RankCapacity(0.9),
     },
     "a sharded head": {"topology": (2, 2, 3), "failed": [(0, 1)], "head": "sharded"},
     "a sharded head, one pipeline": {
         "topology": (1, 3, 2),
         "head": "sharded",
-        "by": "exact",
+        "capacity": ExactCapacity(),
         "planner": "zero_bubble",
     },
     "a sharded embedding": {"topology": (2, 2, 3), "failed": [(0, 0)], "embedding": "sharded", "window": 3},
@@ -191,8 +191,8 @@ def test_documents_in_blocks_of_scores(rig, monkeypatch):
 
 def test_the_block_of_the_guide_and_experts_balanced_by_a_bias(rig):
     """Documents apart, capacity by rank, gradients of the z-loss; biases that counts move, and padding does not."""
-    case = {"decoder": "documented", "by": "rank", "pattern": (True,), "separates": True, "top_k": 2, "window": 2}
-    one = rig(topology=(2, 2, 2), failed=[(0, 1)], **case)
+    case = {"decoder": "documented", "pattern": (True,), "separates": True, "top_k": 2, "window": 2}
+    one = rig(topology=(2, 2, 2), failed=[(0, 1)], capacity=RankCapacity(0.7), **case)
     for seed in range(3):
         one.check(one.draw(seed))
 
@@ -263,8 +263,7 @@ def draw_cases(draw):
         "window": draw(st.integers(1, 3)),
         "pattern": draw(st.sampled_from([(False,), (True,), (False, True), (True, True)])),
         "top_k": draw(st.integers(1, 2)),
-        "capacity": draw(st.sampled_from([None, 0.5, 0.8, 1.3])),
-        "by": draw(st.sampled_from(["slot", "rank"])),
+        "capacity": draw(st.sampled_from([SlotCapacity, RankCapacity]))(draw(st.sampled_from([None, 0.5, 0.8, 1.3]))),
         "remat": draw(st.sampled_from(["none", "block"])),
         "move_roles": draw(st.booleans()),
     }

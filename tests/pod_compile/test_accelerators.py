@@ -92,10 +92,10 @@ def test_slices_in_host_memory_are_not_in_that_of_devices(pipelines, stages, rep
 
 
 _AT_ONCE = {
-    "the best split": ("ExpertConfig.capacity = 'rank'\nExpertConfig.spare_rounds = None\n", 1, 0),
-    "exact": ("ExpertConfig.capacity = 'exact'\nExpertConfig.slots_per_rank = 3\n", 1, 3),
+    "the best split": ("ExpertConfig.capacity = @RankCapacity()\nRankCapacity.spare_rounds = None\n", 1, 0),
+    "exact": ("ExpertConfig.capacity = @ExactCapacity()\nExpertConfig.slots_per_rank = 3\n", 1, 3),
     "three experts on two ranks": (
-        "ExpertConfig.capacity = 'exact'\nExpertConfig.slots_per_rank = 3\nExpertConfig.top_k = 3\n",
+        "ExpertConfig.capacity = @ExactCapacity()\nExpertConfig.slots_per_rank = 3\nExpertConfig.top_k = 3\n",
         2,
         3,
     ),

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from swift.errors import SettingError
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExactCapacity, ExpertConfig
 from swift.pod_compile.compile import FITS, REFUSED, TOO_LARGE, _compiled, check_pod, compile_one, configurations
 from swift.pod_compile.json_format import document, text_lines
 from swift.pod_compile.pods import Pod
@@ -34,7 +34,7 @@ def test_exchange_of_a_lone_worker(lone):
 
 def test_with_exact_capacity_weights_travel_with_the_tokens():
     one = experiment(Topology(num_expert_ranks=2), num_microbatches=3)
-    one = replace(one, experts=ExpertConfig(4, 3, top_k=3, capacity="exact"))
+    one = replace(one, experts=ExpertConfig(4, 3, top_k=3, capacity=ExactCapacity()))
     report, size = compile_one(one, Pod.parse("cpu:2"), NOBODY), make_step_spec(one).gpt.groups["expert"].size
     # 3 micro-batches, 1 layer, 2 ranks: 16 tokens of 16 numbers to each, there and back, forward and backward; and the
     # weights of 3 slots, again for the backward pass, and their gradients.

@@ -2,7 +2,7 @@
 
 from swift.checkpoint.config import CheckpointConfig
 from swift.config.experiment import Experiment
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig
 from swift.models.config import ModelConfig
 from swift.runlog.reading import read_run
@@ -15,7 +15,7 @@ def two_stages(corpus, num_pipelines, warmup_steps, **settings):
     """Pipelines of two stages, each a layer of experts that drops a third of the tokens."""
     return Experiment(
         model=ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=(True,)),
-        experts=ExpertConfig(num_classes=4, slots_per_rank=4, capacity_factor=0.8),
+        experts=ExpertConfig(num_classes=4, slots_per_rank=4, capacity=SlotCapacity(0.8)),
         topology=Topology(num_pipelines, 2, 1),
         data=corpus,
         optimizer=OptimizerConfig(warmup_steps=warmup_steps, peak_learning_rate=1e-2),

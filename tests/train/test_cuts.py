@@ -8,7 +8,7 @@ import pytest
 
 from swift.checkpoint.config import CheckpointConfig
 from swift.config.experiment import Experiment
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig
 from swift.models.config import ModelConfig
 from swift.runlog.reading import read_run
@@ -26,7 +26,7 @@ def experiment(corpus):
     """A dense layer and three with experts, which a stage with one and a stage with three hold on two ranks each."""
     return Experiment(
         model=ModelConfig(num_layers=4, model_dim=12, num_heads=2, ffn_dim=9, sequence_length=8, moe_pattern=PATTERN),
-        experts=ExpertConfig(num_classes=3, slots_per_rank=2, capacity_factor=None, aux_loss_coefficient=1e-2),
+        experts=ExpertConfig(num_classes=3, slots_per_rank=2, capacity=SlotCapacity(None), aux_loss_coefficient=1e-2),
         topology=Topology(1, 2, 2),
         data=corpus,
         optimizer=OptimizerConfig(warmup_steps=4, peak_learning_rate=1e-2),

@@ -19,7 +19,7 @@ from swift.config.experiment import Experiment
 from swift.config.stored import config_text
 from swift.draw.picture import picture_file
 from swift.draw.text import draw_chart
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig
 from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
@@ -50,7 +50,7 @@ def experiment(corpus, num_layers, num_stages):
     pattern = (False, *[True] * (num_layers - 1))
     return Experiment(
         model=ModelConfig(num_layers, 8, 2, 6, sequence_length=4, moe_pattern=pattern),
-        experts=ExpertConfig(num_classes=2, slots_per_rank=3, capacity_factor=None, aux_loss_coefficient=1e-2),
+        experts=ExpertConfig(num_classes=2, slots_per_rank=3, capacity=SlotCapacity(None), aux_loss_coefficient=1e-2),
         topology=Topology(1, num_stages, 1),
         data=corpus,
         optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2),

@@ -9,7 +9,7 @@ import pytest
 from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.reader import plan_restore
 from swift.config.experiment import Experiment
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.policy import Static
 from swift.hub.exporting import find_checkpoint, load_weights
@@ -30,7 +30,7 @@ def experiment(corpus):
     """Three ranks, which do not divide the vocabulary nor the learned positions; nothing is dropped."""
     return Experiment(
         model=ModelConfig(num_layers=1, model_dim=10, num_heads=2, ffn_dim=9, sequence_length=7, moe_pattern=(True,)),
-        experts=ExpertConfig(4, slots_per_rank=4, capacity_factor=None),
+        experts=ExpertConfig(4, slots_per_rank=4, capacity=SlotCapacity(None)),
         topology=Topology(1, 1, 3),
         data=corpus,
         optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2),
@@ -120,7 +120,7 @@ def test_the_placement_stays_where_only_the_embedding_is_laid_out_otherwise(expe
 def test_with_state_tied_to_slots(experiment, tmp_path):
     """The layout ``coupled``, whose experts stay as they are when the embedding is read the other way."""
     tied = {"optimizer": replace(experiment.optimizer, layout="coupled"), "placement": Static()}
-    tied |= {"experts": ExpertConfig(6, slots_per_rank=2, capacity_factor=None)}
+    tied |= {"experts": ExpertConfig(6, slots_per_rank=2, capacity=SlotCapacity(None))}
     setup = replace(experiment, **tied)
     first = run(setup, tmp_path / "run")
     assert_alike(run(replace(setup, embedding="replicated"), half(first, tmp_path), resume=True), first)

@@ -7,7 +7,7 @@ import pytest
 
 from swift.checkpoint.config import CheckpointConfig
 from swift.config.experiment import Experiment
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExactCapacity, ExpertConfig, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig
 from swift.models.config import ModelConfig
 from swift.topology import Topology
@@ -21,7 +21,7 @@ def experiment(corpus):
     """Three ranks with three slots each, for seven experts."""
     return Experiment(
         model=ModelConfig(num_layers=1, model_dim=12, num_heads=2, ffn_dim=9, sequence_length=8, moe_pattern=(True,)),
-        experts=ExpertConfig(num_classes=7, slots_per_rank=3, capacity="exact", top_k=2),
+        experts=ExpertConfig(num_classes=7, slots_per_rank=3, capacity=ExactCapacity(), top_k=2),
         topology=Topology(1, 1, 3),
         data=corpus,
         optimizer=OptimizerConfig(warmup_steps=4, peak_learning_rate=1e-2),
@@ -39,7 +39,7 @@ def dropless(experiment, tmp_path_factory):
     """The run on one rank that computes every token by the experts as they are."""
     alone = replace(
         experiment,
-        experts=replace(experiment.experts, capacity="slot", capacity_factor=None, slots_per_rank=7),
+        experts=replace(experiment.experts, capacity=SlotCapacity(None), slots_per_rank=7),
         topology=Topology(1, 1, 1),
     )
     return run(alone, tmp_path_factory.mktemp("alone") / "run")

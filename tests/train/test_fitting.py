@@ -8,7 +8,7 @@ import pytest
 
 from swift.config.experiment import Experiment
 from swift.errors import SettingError
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExactCapacity, ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.machine import Room
 from swift.mesh.devices import ProgramMemory
@@ -29,7 +29,7 @@ SHAPES = {
     "bfloat16": {"topology": Topology(num_expert_ranks=2), "compute_dtype": "bfloat16"},
     "exact": {
         "topology": Topology(num_expert_ranks=2),
-        "experts": ExpertConfig(num_classes=4, slots_per_rank=4, capacity="exact"),
+        "experts": ExpertConfig(num_classes=4, slots_per_rank=4, capacity=ExactCapacity()),
     },
     "sharded": {"topology": Topology(num_expert_ranks=4), "embedding": "sharded", "head": "sharded"},
     "pipelines": {"topology": Topology(2, 2, 2), "num_microbatches": 4},

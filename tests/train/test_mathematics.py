@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from swift.config.experiment import Experiment
 from swift.data.windows import Batch
-from swift.experts.config import ExpertConfig
+from swift.experts.config import Capacity, ExactCapacity, ExpertConfig, RankCapacity, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.flexmoe import FlexMoE
 from swift.experts.placement.packed import MinMax
@@ -64,34 +64,35 @@ class Case(NamedTuple):
 
     ranks: int = 2
     top_k: int = 1
-    capacity: float | None = 1.0
+    capacity: Capacity = SlotCapacity()
     microbatches: int = 1
     slots: int = 4
     kind: str = "emulated"
     layout: str = "decoupled"
     policy: object = Shuffled()
     sequences: int = 8
-    by: str = "slot"
     embedding: str = "replicated"
     head: str = "replicated"
 
 
 CASES = {
-    "one rank": Case(ranks=1, capacity=None),
-    "one rank, drops": Case(ranks=1, top_k=2, capacity=0.7, microbatches=2),
+    "one rank": Case(ranks=1, capacity=SlotCapacity(None)),
+    "one rank, drops": Case(ranks=1, top_k=2, capacity=SlotCapacity(0.7), microbatches=2),
     "two ranks": Case(ranks=2, microbatches=2),
-    "two ranks, no drops": Case(ranks=2, top_k=2, capacity=None),
-    "eight ranks, drops": Case(ranks=8, top_k=2, capacity=0.6, slots=2),
+    "two ranks, no drops": Case(ranks=2, top_k=2, capacity=SlotCapacity(None)),
+    "eight ranks, drops": Case(ranks=8, top_k=2, capacity=SlotCapacity(0.6), slots=2),
     "eight ranks, three slots": Case(ranks=8, microbatches=2, slots=3),
     "eight virtual ranks": Case(ranks=8, top_k=2, microbatches=2, slots=2, kind="virtual"),
     "three virtual ranks": Case(ranks=3, slots=2, kind="virtual", sequences=6),
-    "capacity by rank": Case(ranks=4, top_k=2, capacity=0.9, microbatches=2, slots=2, by="rank"),
-    "capacity by rank, eight ranks": Case(ranks=8, slots=3, by="rank"),
-    "capacity by rank, no drops": Case(ranks=3, top_k=2, capacity=None, slots=2, sequences=6, by="rank"),
-    "capacity by rank, virtual ranks": Case(ranks=4, top_k=2, slots=2, kind="virtual", by="rank"),
-    "exact capacity": Case(ranks=4, top_k=2, microbatches=2, slots=2, by="exact"),
-    "tokens that go to a rank once": Case(ranks=2, top_k=3, microbatches=2, slots=3, kind="virtual", by="exact"),
-    "exact capacity, virtual ranks": Case(ranks=3, slots=2, kind="virtual", sequences=6, by="exact"),
+    "capacity by rank": Case(ranks=4, top_k=2, capacity=RankCapacity(0.9), microbatches=2, slots=2),
+    "capacity by rank, eight ranks": Case(ranks=8, slots=3, capacity=RankCapacity()),
+    "capacity by rank, no drops": Case(ranks=3, top_k=2, capacity=RankCapacity(None), slots=2, sequences=6),
+    "capacity by rank, virtual ranks": Case(ranks=4, top_k=2, slots=2, kind="virtual", capacity=RankCapacity()),
+    "exact capacity": Case(ranks=4, top_k=2, microbatches=2, slots=2, capacity=ExactCapacity()),
+    "tokens that go to a rank once": Case(
+        ranks=2, top_k=3, microbatches=2, slots=3, kind="virtual", capacity=ExactCapacity()
+    ),
+    "exact capacity, virtual ranks": Case(ranks=3, slots=2, kind="virtual", sequences=6, capacity=ExactCapacity()),
     "a sharded head": Case(ranks=3, slots=2, kind="virtual", sequences=6, microbatches=2, head="sharded"),
     "a sharded embedding": Case(ranks=8, slots=2, microbatches=2, embedding="sharded"),
     "a sharded embedding and head": Case(
@@ -107,7 +108,7 @@ LONG = ("tokens that go to a rank once", "exact capacity, virtual ranks")
 def experiment(case):
     return Experiment(
         model=MODEL,
-        experts=ExpertConfig(NUM_CLASSES, case.slots, case.top_k, case.capacity, 0.05, case.by),
+        experts=ExpertConfig(NUM_CLASSES, case.slots, case.top_k, case.capacity, 0.05),
         placement=case.policy,
         topology=Topology(num_expert_ranks=case.ranks),
         ranks=case.kind,
@@ -213,7 +214,7 @@ def test_gradients_are_those_of_the_plain_model(case, seed):
     np.testing.assert_array_equal(sums.load.dropped_E[0], load.dropped_E)
     np.testing.assert_array_equal(sums.load.overflowed_E[0], load.overflowed_E)
     assert sums.load.popularity_E.sum() == sums.tokens[0] * case.top_k
-    if case.capacity is None or case.by == "exact":
+    if isinstance(case.capacity, ExactCapacity) or case.capacity.factor is None:
         assert not sums.load.dropped_E.any()
 
 

@@ -12,7 +12,7 @@ from swift.checkpoint.manifest import read_manifest
 from swift.checkpoint.reader import plan_restore
 from swift.config.experiment import Experiment
 from swift.errors import SettingError
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.policy import Static
 from swift.mesh.live import storage_mesh
@@ -32,7 +32,7 @@ def experiment(corpus):
     """Eight ranks, two layers of six experts that drop nothing; experts' numbers do not divide evenly by any rank."""
     return Experiment(
         model=ModelConfig(num_layers=2, model_dim=12, num_heads=2, ffn_dim=9, sequence_length=8, moe_pattern=(True,)),
-        experts=ExpertConfig(CLASSES, slots_per_rank=2, capacity_factor=None, aux_loss_coefficient=1e-2),
+        experts=ExpertConfig(CLASSES, slots_per_rank=2, capacity=SlotCapacity(None), aux_loss_coefficient=1e-2),
         topology=Topology(1, 1, 8),
         data=corpus,
         optimizer=OptimizerConfig(warmup_steps=4, peak_learning_rate=1e-2),

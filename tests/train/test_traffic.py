@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from swift.config.experiment import Experiment
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, RankCapacity, SlotCapacity
 from swift.experts.placement.packed import MinMax, Packed
 from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
@@ -21,10 +21,10 @@ from swift.train.build import make_loader, make_step_spec
 @pytest.mark.parametrize(
     ("policy", "capacity"),
     [
-        (Symi(), "slot"),
-        pytest.param(Static(), "slot", marks=pytest.mark.slow),
-        pytest.param(MinMax(), "slot", marks=pytest.mark.slow),
-        pytest.param(Packed(), "rank", marks=pytest.mark.slow),
+        (Symi(), SlotCapacity()),
+        pytest.param(Static(), SlotCapacity(), marks=pytest.mark.slow),
+        pytest.param(MinMax(), SlotCapacity(), marks=pytest.mark.slow),
+        pytest.param(Packed(), RankCapacity(), marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -44,13 +44,11 @@ def test_bytes_of_an_iteration(policy, capacity):
 
     groups = spec.gpt.groups.values()
     weights = sum(exchange_bytes(g.num_layers, ranks, slots if g.is_expert else 1, g.size, itemsize=4) for g in groups)
-    rows = ranks * slots * experiment.experts.rows_per_slot(2 * 8, ranks)
-    if capacity == "rank":
-        rows = ranks * experiment.experts.rows_per_buffer(2 * 8, ranks)
+    rows = capacity.rows_sent(experiment.experts, 2 * 8, ranks)
     tokens = 4 * ranks * rows * 16 * 4  # to the experts and back, forward and backward, one MoE layer
     assert measured.pop("all-to-all") == weights + tokens
     # Metadata: popularity, drops and sums, a few numbers a rank.
-    assert measured.keys() == {"all-reduce"} | ({"all-gather"} if capacity == "rank" else set())
+    assert measured.keys() == {"all-reduce"} | ({"all-gather"} if isinstance(capacity, RankCapacity) else set())
     assert sum(measured.values()) < 1000
 
 

@@ -10,7 +10,7 @@ from jax import lax
 
 from swift.config.experiment import Experiment
 from swift.data.windows import Batch
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, RankCapacity
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.flexmoe import FlexMoE
 from swift.experts.placement.packed import MinMax, Packed
@@ -62,7 +62,7 @@ def traced(policy, experts, layout, **settings):
 
 def test_with_capacity_by_rank_only_the_grouped_matmul_counts_its_own_rows(varying_branches):
     """Its loops hold no collective, so no device waits; under vmap they run as long as the longest."""
-    found = varying_branches(traced(Packed(), ExpertConfig(4, 2, capacity="rank"), "decoupled")[0], "expert")
+    found = varying_branches(traced(Packed(), ExpertConfig(4, 2, capacity=RankCapacity()), "decoupled")[0], "expert")
     assert found
     for sentence in found:
         assert sentence.startswith("while where")

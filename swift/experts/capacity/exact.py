@@ -20,8 +20,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from swift.errors import SettingError
-
 
 class Assignment(NamedTuple):
     """Expert placement for one micro-batch, with each slot's tokens."""
@@ -30,41 +28,20 @@ class Assignment(NamedTuple):
     tokens_NS: jax.Array  # int32, the slot's tokens
 
 
-def check_exact(num_classes: int, num_ranks: int, slots_per_rank: int) -> None:
-    """Raises SettingError if some load could not be shared evenly with so few slots."""
-    if num_ranks * slots_per_rank < num_classes + num_ranks - 1:
-        enough = exact_slots(num_classes, num_ranks)
-        raise SettingError(
-            "ExpertConfig.slots_per_rank",
-            slots_per_rank,
-            f"at least {enough} with ExpertConfig.capacity = 'exact', for {num_classes} experts on {num_ranks} expert "
-            "ranks: slots * ranks must be at least experts + ranks - 1",
-        )
-
-
-def exact_slots(num_classes: int, num_ranks: int) -> int:
-    """Minimum number of slots per rank with which every load can be shared evenly.
-
-    >>> exact_slots(8, 8), exact_slots(9, 8), exact_slots(5, 1)
-    (2, 2, 5)
-    """
-    return -(-(num_classes + num_ranks - 1) // num_ranks)
-
-
 def assign_slots(tokens_E: Int[Array, " E"], num_ranks: int, num_slots: int) -> Assignment:
     """Shares the tokens of all experts evenly among ranks: each gets at most the mean, rounded up.
 
     Args:
         tokens_E: int32, (token, choice) pairs of each expert; their sum is below 2^30.
         num_ranks: number of ranks, N.
-        num_slots: slots of a rank, S; ``check_exact`` refuses too few.
+        num_slots: slots of a rank, S; ``ExactCapacity.check_slots`` refuses too few.
 
     >>> [leaf.tolist() for leaf in assign_slots(jnp.array([5, 1, 0]), num_ranks=2, num_slots=2)]
     [[[1, 0], [2, 0]], [[1, 2], [0, 3]]]
     """
     num_classes = tokens_E.shape[0]
     num_items = (num_slots - 1) * num_ranks + 1
-    assert num_items >= num_classes, "too few slots: see check_exact"
+    assert num_items >= num_classes, "too few slots: see ExactCapacity.check_slots"
     share = (jnp.sum(tokens_E, dtype=jnp.int32) + num_ranks - 1) // num_ranks
     # Fillers are slots that stay empty. Every slot must hold the weights of some expert: a filler holds the last one's.
     tokens_I = jnp.concatenate([tokens_E, jnp.broadcast_to(share * 0, (num_items - num_classes,))])

@@ -1,7 +1,7 @@
 """Capacity by rank: which tokens are served if the slots of a rank share its rows, and in which rows.
 
 The rule: the tokens of every expert and source rank are split over the slots that hold the expert, by a balanced flow
-(``balanced_flow``, then ``by_source``) or, with ``ExpertConfig.spare_rounds``, in rounds (``split_tokens``). With
+(``balanced_flow``, then ``by_source``) or, with ``RankCapacity.spare_rounds``, in rounds (``split_tokens``). With
 rounds, a source with more tokens for a rank than the buffer between the two holds cuts every slot of that rank in
 proportion: *buffer full*. If a rank receives more than its rows, every source and slot loses in proportion: *rank
 full*. So a source keeps a certain number of an expert's tokens, the first in token order, then choice order. The rule
@@ -35,7 +35,7 @@ from swift.experts.capacity.token_split import (
     split_tokens,
     times,
 )
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExpertConfig, RankCapacity
 from swift.experts.grouped_matmul import Groups
 
 
@@ -48,28 +48,34 @@ class TokenCounts(NamedTuple):
 
 
 def admit_tokens(
-    config: ExpertConfig, counts_NE: Int[Array, "N E"], placement_NS: Int[Array, "N S"], local_tokens: int
+    capacity: RankCapacity,
+    config: ExpertConfig,
+    counts_NE: Int[Array, "N E"],
+    placement_NS: Int[Array, "N S"],
+    local_tokens: int,
 ) -> TokenCounts:
     """Splits the tokens of all sources over the slots and drops the tokens that do not fit.
 
     Args:
-        config: settings of the experts, with capacity by rank.
+        capacity: rows of ranks and buffers, and the way to split.
+        config: settings of the experts.
         counts_NE: int32, pairs of every source rank for each expert.
         placement_NS: int32, the expert in every slot, in any order.
         local_tokens: tokens of a source rank.
     """
     num_ranks, num_slots = placement_NS.shape
-    rooms = RowLimits(config.rows_per_rank(local_tokens, num_ranks), config.rows_per_buffer(local_tokens, num_ranks))
+    shape = config, local_tokens, num_ranks
+    rooms = RowLimits(capacity.rows_per_rank(*shape), capacity.rows_per_buffer(*shape))
     slots, most_pairs = Slots.of(placement_NS, config.num_classes), local_tokens * config.top_k
 
-    if config.spare_rounds is None:
+    if capacity.spare_rounds is None:
         holders = ReplicaMap.of(placement_NS)
         tokens_NS = shift_overflow(balance(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), holders), rooms.rank, holders)
         split_NM = by_source(counts_NE, tokens_NS, holders, num_ranks * most_pairs)
         sent_NDS = split_NM.reshape(num_ranks, num_ranks, num_slots)
         most_sent = most_pairs
     else:
-        wanted_NM = split_tokens(counts_NE, placement_NS, slots, rooms, most_pairs, config.spare_rounds)
+        wanted_NM = split_tokens(counts_NE, placement_NS, slots, rooms, most_pairs, capacity.spare_rounds)
         sent_NDS = in_proportion(wanted_NM.reshape(num_ranks, num_ranks, num_slots), rooms.buffer, most_pairs)
         most_sent = min(rooms.buffer, most_pairs)
     by_rank = sent_NDS.swapaxes(0, 1).reshape(num_ranks, -1)

@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from swift.experts.layer import Load, expert_parallel_moe
-from swift.experts.state_layouts import FetchedPerMicrobatch, Layout
+from swift.experts.state_layouts import FetchedPerMicrobatch
 from swift.models.parameters import Group
 from swift.pipeline import scopes
 from swift.pipeline.split_backward.split import SplitStage, split
@@ -62,7 +62,10 @@ def block_function(spec: StepSpec) -> _BlockFunction:
     def block(weights: Mapping[str, Any], extras: Extras, x_BTD: jax.Array) -> Any:
         def moe(logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:
             assert experts is not None
-            apply = partial(_fetched, experts, layout, state) if spec.experts.is_exact else experts.module(state)
+            if isinstance(layout, FetchedPerMicrobatch):
+                apply = partial(_fetched, experts, layout, state)
+            else:
+                apply = experts.module(state)
             return expert_parallel_moe(spec.experts, logits_TE, x_TD, valid_T, extras.placement, apply, bias_E)
 
         wrap = jax.checkpoint if spec.remat == "attention" else None
@@ -72,9 +75,8 @@ def block_function(spec: StepSpec) -> _BlockFunction:
     return jax.checkpoint(block) if spec.remat == "block" else block
 
 
-def _fetched(experts: Group, layout: Layout | None, slices_Ew: jax.Array, placement_NS: jax.Array) -> Any:
+def _fetched(experts: Group, layout: FetchedPerMicrobatch, slices_Ew: jax.Array, placement_NS: jax.Array) -> Any:
     """Returns the experts of this rank's slots, with weights fetched for a placement."""
-    assert isinstance(layout, FetchedPerMicrobatch)
     return experts.module(experts.unpack(layout.fetch(slices_Ew, placement_NS)))
 
 

@@ -27,7 +27,7 @@ from tests.elastic.runs import (
 )
 
 pytestmark = pytest.mark.slow
-DROPLESS = {"ExpertConfig__capacity_factor": None, "Experiment__sequences_per_microbatch": 4}
+DROPLESS = {"SlotCapacity__factor": None, "Experiment__sequences_per_microbatch": 4}
 EXACT = "rank 2 is lost: dense and experts 0-3: snapshot of rank 3, 0 steps old"
 
 

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from swift.errors import SettingError
 from swift.experts.capacity.rank import admit_tokens, in_proportion
 from swift.experts.capacity.token_split import RowLimits, Slots, split_tokens
-from swift.experts.config import ExpertConfig
+from swift.experts.config import ExactCapacity, ExpertConfig, RankCapacity, SlotCapacity
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 
 RANKS, SLOTS, CLASSES, TOKENS = 4, 3, 5, 64
-CONFIGS = {
-    "spare rounds": ExpertConfig(CLASSES, SLOTS, capacity="rank"),
-    "even, no headroom": ExpertConfig(CLASSES, SLOTS, capacity="rank", spare_rounds=0, headroom=1),
-    "half the rows": ExpertConfig(CLASSES, SLOTS, capacity_factor=0.5, capacity="rank", headroom=2.0),
+EXPERTS = ExpertConfig(CLASSES, SLOTS)
+CAPACITIES = {
+    "spare rounds": RankCapacity(),
+    "even, no headroom": RankCapacity(spare_rounds=0, headroom=1),
+    "half the rows": RankCapacity(0.5, headroom=2.0),
 }
-served = jax.jit(admit_tokens, static_argnums=(0, 3))
+served = jax.jit(admit_tokens, static_argnums=(0, 1, 4))
 limited = partial(jax.jit, static_argnums=(1, 2))(in_proportion)
 
 
@@ -40,14 +41,15 @@ def draw(seed, skew):
     return counts_NE, placement.reshape(RANKS, SLOTS)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("capacity", CAPACITIES.values(), ids=CAPACITIES)
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**16), skew=st.sampled_from([0.1, 1.0, 10.0]))
-def test_every_pair_is_served_once_or_dropped_for_a_reason(config, seed, skew):
+def test_every_pair_is_served_once_or_dropped_for_a_reason(capacity, seed, skew):
     counts_NE, placement_NS = draw(seed, skew)
-    kept_NDS, dropped_NE, overflowed_NE = jax.device_get(served(config, counts_NE, placement_NS, TOKENS))
-    room, buffer = config.rows_per_rank(TOKENS, RANKS), config.rows_per_buffer(TOKENS, RANKS)
-    wanted_NDS = np.asarray(wanted(counts_NE, placement_NS, RowLimits(room, buffer), config.spare_rounds)).reshape(
+    kept_NDS, dropped_NE, overflowed_NE = jax.device_get(served(capacity, EXPERTS, counts_NE, placement_NS, TOKENS))
+    shape = EXPERTS, TOKENS, RANKS
+    room, buffer = capacity.rows_per_rank(*shape), capacity.rows_per_buffer(*shape)
+    wanted_NDS = np.asarray(wanted(counts_NE, placement_NS, RowLimits(room, buffer), capacity.spare_rounds)).reshape(
         kept_NDS.shape
     )
 
@@ -93,19 +95,21 @@ def test_what_is_over_the_room_is_cut_in_proportion_and_fills_it(numbers, room_a
     ],
 )
 def test_rows_of_a_rank_and_of_a_buffer(factor, headroom, tokens, ranks, top_k, room, buffer):
-    config = ExpertConfig(10, 4, top_k, factor, capacity="rank", headroom=headroom)
-    assert (config.rows_per_rank(tokens, ranks), config.rows_per_buffer(tokens, ranks)) == (room, buffer)
+    capacity, shape = RankCapacity(factor, headroom=headroom), (ExpertConfig(10, 4, top_k), tokens, ranks)
+    assert (capacity.rows_per_rank(*shape), capacity.rows_per_buffer(*shape)) == (room, buffer)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("kind", "settings", "message"),
     [
-        ({"capacity": "expert"}, r"ExpertConfig\.capacity = 'expert': choose one of slot, rank"),
-        ({"spare_rounds": -1}, r"ExpertConfig\.spare_rounds = -1: must be a whole number of at least 0"),
-        ({"headroom": 0.9}, r"ExpertConfig\.headroom = 0\.9: must be a number of at least 1"),
+        (ExpertConfig, {"capacity": "rank"}, r"ExpertConfig\.capacity = 'rank': must be @SlotCapacity\(\) or @RankC"),
+        (SlotCapacity, {"factor": 0}, r"SlotCapacity\.factor = 0: must be a number above 0"),
+        (RankCapacity, {"factor": -1}, r"RankCapacity\.factor = -1: must be a number above 0"),
+        (RankCapacity, {"spare_rounds": -1}, r"RankCapacity\.spare_rounds = -1: must be a whole number of at least 0"),
+        (RankCapacity, {"headroom": 0.9}, r"RankCapacity\.headroom = 0\.9: must be a number of at least 1"),
+        (ExactCapacity, {"headroom": 0.9}, r"ExactCapacity\.headroom = 0\.9: must be a number of at least 1"),
     ],
-    ids=["capacity", "spare rounds", "headroom"],
 )
-def test_settings_that_cannot_work(settings, message):
+def test_settings_that_cannot_work(kind, settings, message):
     with pytest.raises(SettingError, match=message):
-        ExpertConfig(**settings)
+        kind(**settings)

@@ -1,5 +1,7 @@
 """Which tokens go where, and into which rows, against NumPy that goes through them one by one."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,12 +16,13 @@ from swift.experts.capacity.token_rows import (
     sum_over_slots,
     sum_tokens,
 )
-from swift.experts.config import Buffers, ExpertConfig, rows_travelling
+from swift.experts.config import Buffers, ExactCapacity, ExpertConfig, RankCapacity, SlotCapacity
 from swift.experts.grouped_matmul import Groups
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 
 T, S, BLOCK = 6, 3, 2
+BEST = RankCapacity(spare_rounds=None)
 RANKS = PartitionSpec("ranks")
 
 
@@ -130,23 +133,27 @@ def test_what_returns_is_summed_by_token():
 
 
 @pytest.mark.parametrize(
-    ("top_k", "num_ranks", "more", "once", "buffers", "at_once", "travel"),
+    ("top_k", "num_ranks", "capacity", "once", "buffers", "at_once", "travel"),
     [
-        (8, 4, {}, True, Buffers(100, None), 400, 359.955),  # 4 - 4 * 0.75^8; headroom is above all tokens
-        (4, 2, {"headroom": 1.0}, True, Buffers(94, 12), 200, 187.5),  # 2 - 2 * 0.5^4
-        (8, 8, {}, False, Buffers(125, 16), 800, 800),
-        (8, 4, {"spare_rounds": 8}, True, Buffers(100, None), 400, 359.955),  # whose limit is 250 pairs
-        (8, 4, {"capacity_factor": 0.25}, True, Buffers(62, 8), 200, 200),
-        (1, 4, {}, False, Buffers(31, 4), 100, 100),
-        (2, 1, {"capacity": "exact"}, True, Buffers(100, None), 100, 100),
-        (8, 4, {"capacity": "slot"}, False, None, None, None),
+        (8, 4, BEST, True, Buffers(100, None), 400, 359.955),  # 4 - 4 * 0.75^8; headroom is above all tokens
+        (4, 2, replace(BEST, headroom=1.0), True, Buffers(94, 12), 200, 187.5),  # 2 - 2 * 0.5^4
+        (8, 8, BEST, False, Buffers(125, 16), 800, 800),
+        (8, 4, RankCapacity(), True, Buffers(100, None), 400, 359.955),  # whose limit is 250 pairs
+        (8, 4, replace(BEST, factor=0.25), True, Buffers(62, 8), 200, 200),
+        (1, 4, BEST, False, Buffers(31, 4), 100, 100),
+        (2, 1, ExactCapacity(), True, Buffers(100, None), 100, 100),
     ],
 )
-def test_rows_of_a_hundred_tokens(top_k, num_ranks, more, once, buffers, at_once, travel):
-    config = ExpertConfig(64, 16, top_k, **{"capacity": "rank", "spare_rounds": None} | more)
-    assert config.deduplicates_tokens(num_ranks) == once
-    if buffers is not None:
-        assert config.buffers(100, num_ranks) == buffers
-        assert config.rows_sent(100, num_ranks) == num_ranks * buffers.first
-        assert config.rows_sent(100, num_ranks, at_once=True) == at_once
-        assert rows_travelling(config, 100, num_ranks) == pytest.approx(travel, abs=0.01)
+def test_rows_of_a_hundred_tokens(top_k, num_ranks, capacity, once, buffers, at_once, travel):
+    config = ExpertConfig(64, 16, top_k, capacity)
+    shape = config, 100, num_ranks
+    assert capacity.deduplicates_tokens(config, num_ranks) == once
+    assert capacity.buffers(*shape) == buffers
+    assert capacity.rows_sent(*shape) == num_ranks * buffers.first
+    assert capacity.rows_sent(*shape, at_once=True) == at_once
+    assert capacity.rows_travelling(*shape) == pytest.approx(travel, abs=0.01)
+
+
+def test_all_rows_of_slots_travel_full_or_empty():
+    shape = ExpertConfig(64, 16, top_k=8), 100, 4
+    assert SlotCapacity().rows_sent(*shape) == SlotCapacity().rows_travelling(*shape) == 4 * 16 * 13

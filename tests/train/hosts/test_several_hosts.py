@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
     [
         ((2, 2, 2), {}),
         ((4, 2, 1), {"Experiment__failures": ("step 1: fail 1:0",)}),
-        ((1, 1, 8), {"ExpertConfig__capacity": "rank", "Experiment__sequences_per_microbatch": 8}),
+        ((1, 1, 8), {"ExpertConfig__capacity": "@RankCapacity()", "Experiment__sequences_per_microbatch": 8}),
     ],
     ids=["pipelines", "a lost worker", "capacity by rank"],
 )
