@@ -142,11 +142,11 @@ def stage_figures(*, moe: bool) -> dict[str, Any]:
         fused = fused_pass(block_function(spec))
         split_flops = (
             flops(parts.forward, *given, x)
-            + flops(parts.backward_input, *given, parts.b_shapes, parts.h_shapes, out)
-            + flops(parts.backward_weight, *given, parts.h_shapes, parts.w_shapes)
+            + flops(parts.backward_input, *given, *parts.stash_shapes[:2], out)
+            + flops(parts.backward_weight, *given, *parts.stash_shapes[1:])
         )
         fused_flops[remat] = flops(fused, *given, x, out)
-        kept = {"f_to_b": stage.b_shapes, "f_to_w": stage.h_shapes, "b_to_w": stage.w_shapes}
+        kept = dict(zip(("f_to_b", "f_to_w", "b_to_w"), stage.stash_shapes, strict=True))
         figures["rematerialised" if remat else "plain"] = {
             "split_over_fused_flops": round(split_flops / fused_flops[remat], 4),
             "kept_bytes": {name: stash_bytes(shapes) for name, shapes in kept.items()},

@@ -116,7 +116,7 @@ def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
     total = {name: Work(0, 0) for chunk_names in names_by_chunk for name in chunk_names}
     for is_moe, block_stage in stage.kinds.items():
         block_args = block_shapes(layers, extras, is_moe)
-        b, h, w = map(stash_bytes, (block_stage.b_shapes, block_stage.h_shapes, block_stage.w_shapes))
+        b, h, w = map(stash_bytes, block_stage.stash_shapes)
         real, known = (
             _block_work(block, block_args, x, d_out, ranks) for block in (block_stage, counted.kinds[is_moe])
         )
@@ -132,8 +132,8 @@ def _block_work(block: SplitStage, block_args: tuple[Any, Any], x: Any, d_out: A
     """Counts the work of a block's F, B and W, without the traffic for their stashes."""
     return [
         Work.of(block.forward, (*block_args, x), num_ranks),
-        Work.of(block.backward_input, (*block_args, block.b_shapes, block.h_shapes, d_out), num_ranks),
-        Work.of(block.backward_weight, (*block_args, block.h_shapes, block.w_shapes), num_ranks),
+        Work.of(block.backward_input, (*block_args, *block.stash_shapes[:2], d_out), num_ranks),
+        Work.of(block.backward_weight, (*block_args, *block.stash_shapes[1:]), num_ranks),
     ]
 
 

@@ -117,7 +117,7 @@ def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
     configuration = Configurator(settings).configure(one.case.failed)
     schedule, table = configuration.plans[table_K].schedule, configuration.plans[table_K].table
     parts, (_, _, message) = split_stage(spec, num_sequences=2)
-    stashes = SlotBytes(*map(stash_bytes, (parts.b_shapes, parts.h_shapes, parts.w_shapes)))
+    stashes = SlotBytes(*map(stash_bytes, parts.stash_shapes))
 
     peaks = peak_memory(schedule).reshape(3, 3) * (stashes.stash_for_b + stashes.stash_for_b_and_w)
     planned_R = [peaks[worker] for worker in table.workers]
@@ -129,7 +129,7 @@ def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
     carry = jax.eval_shape(
         lambda: empty_carry(spec, table, parts, weights, jnp.zeros(message.shape, message.dtype), table_K)
     )
-    buffers = carry.stash_for_b, carry.stash_for_b_and_w, carry.stash_for_w, carry.activations, carry.gradients
+    buffers = *carry.stashes, carry.activations, carry.gradients
     assert sum(stash_bytes(tuple(jax.tree.leaves(buffer))) for buffer in buffers) == allocated_bytes(table, slots)
 
 

@@ -124,8 +124,8 @@ def traced(s, params, extras, x, d_out):
     make = lambda function, *args: jax.make_jaxpr(function, axis_env=ENV)(*args)  # noqa: E731
     return (
         make(s.forward, params, extras, x),
-        make(s.backward_input, params, extras, s.b_shapes, s.h_shapes, d_out),
-        make(s.backward_weight, params, extras, s.h_shapes, s.w_shapes),
+        make(s.backward_input, params, extras, *s.stash_shapes[:2], d_out),
+        make(s.backward_weight, params, extras, *s.stash_shapes[1:]),
     )
 
 
@@ -156,16 +156,16 @@ def test_only_what_the_linears_read_goes_to_w():
     tokens = 2 * 32
     big = lambda shapes: sum(num_bytes(shape) for shape in shapes if shape.size > tokens) // (8 * tokens * DIM)  # noqa: E731
     # Of a layer: the residual stream twice, the mixed values and the MLP's up-projection | their cotangents.
-    assert big(s.h_shapes) == LAYERS * (2 + 1 + 4)
-    assert big(s.w_shapes) == LAYERS * (3 + 1 + 4 + 1)
+    assert big(s.stash_shapes.for_b_and_w) == LAYERS * (2 + 1 + 4)
+    assert big(s.stash_shapes.for_w) == LAYERS * (3 + 1 + 4 + 1)
     # The queries, keys and values, and the scores of 2 heads x 32 positions for each of 64 channels.
-    assert big(s.b_shapes) == LAYERS * (3 + 1)
+    assert big(s.stash_shapes.for_b) == LAYERS * (3 + 1)
 
 
 def test_a_rematerialised_stage_keeps_its_input_alone():
     f, weights, extras, x, _ = gpt_stage(moe=True, remat=True)
     s = split(f, weights, extras, x[0], ENV)
-    assert [shape.shape for shape in s.b_shapes + s.h_shapes] == [x[0].shape]
+    assert [shape.shape for shape in s.stash_shapes.for_b + s.stash_shapes.for_b_and_w] == [x[0].shape]
 
 
 def layer(params, extras, x):
@@ -180,7 +180,7 @@ def test_what_depends_on_parameters_and_extras_alone_is_not_kept():
     w, b, extras, x, dy = (random.standard_normal(s) for s in ((5, 7), (5,), (3, 5), (3, 7), (3, 7)))
     s = split(layer, (w.astype(np.float32), b), extras, x)
     # x for W; the sine's input for both; no parameter [5, 7] or [7, 5], and the extra [3, 5] only inside of products.
-    assert sorted(shape.shape for shape in s.b_shapes + s.h_shapes) == [(3, 5), (3, 7)]
+    assert sorted(shape.shape for shape in s.stash_shapes.for_b + s.stash_shapes.for_b_and_w) == [(3, 5), (3, 7)]
     params = (w.astype(np.float32), b)
     out, metrics, b_stash, h_stash = s.forward(params, extras, x)
     dx, w_stash = s.backward_input(params, extras, b_stash, h_stash, dy)
@@ -218,7 +218,7 @@ def assert_split_is_exact(f, params, extras, x, d_out):
     out, metrics, b_stash, h_stash = s.forward(params, extras, x)
     dx, w_stash = s.backward_input(params, extras, b_stash, h_stash, d_out)
     dparams = s.backward_weight(params, extras, h_stash, w_stash)
-    for stash, shapes in ((b_stash, s.b_shapes), (h_stash, s.h_shapes), (w_stash, s.w_shapes)):
+    for stash, shapes in zip((b_stash, h_stash, w_stash), s.stash_shapes, strict=True):
         assert [(a.shape, a.dtype) for a in stash] == [(shape.shape, shape.dtype) for shape in shapes]
     expected = fused(f)(params, extras, x, d_out)
     found = (out, metrics, dparams, dx)
@@ -345,7 +345,7 @@ def test_what_attention_in_blocks_keeps_grows_with_the_positions():
         x = jax.ShapeDtypeStruct((1, length, DIM), jnp.float32)
         valid = jax.ShapeDtypeStruct((1, length), bool)
         one = split(lambda layers, valid, x: gpt.stage(layers, (False,), x, valid, print)[::2], layers, valid, x)
-        return sum(map(num_bytes, (*one.b_shapes, *one.h_shapes, *one.w_shapes)))
+        return sum(map(num_bytes, sum(one.stash_shapes, ())))
 
     short, long = (kept("blockwise", length) for length in (1024, 4096))
     assert long <= 4 * short
@@ -362,7 +362,7 @@ def test_attention_computed_again_is_not_kept():
 
     def kept(wrap):
         one = split(lambda layers, valid, x: gpt.block(layers, x, valid, print, None, wrap)[::2], layers, valid, x)
-        return sum(map(num_bytes, (*one.b_shapes, *one.h_shapes)))
+        return sum(map(num_bytes, (*one.stash_shapes.for_b, *one.stash_shapes.for_b_and_w)))
 
     scores = 2 * 256**2 * 4
     assert kept(None) > scores

@@ -65,15 +65,21 @@ class Joint:
     dparams: tuple[Any, ...]
 
 
+class Stashes(NamedTuple):
+    """Something for each of the three stashes between F, B and W: its arrays, their shapes, or a slot."""
+
+    for_b: Any  # written by F, read by B alone
+    for_b_and_w: Any  # written by F, read by W; B may read it, too
+    for_w: Any  # written by B, read by W
+
+
 class Partition(NamedTuple):
     """Parts F, B and W, and the stashes between them; comments give the order of each part's inputs and results."""
 
-    forward: EquationGroup  # parameters and extras, x -> results, stash_for_b, stash_for_b_and_w
-    backward_input: EquationGroup  # parameters and extras, stash_for_b, stash_for_b_and_w, d_out -> dx, stash_for_w
-    backward_weight: EquationGroup  # parameters and extras, stash_for_b_and_w, stash_for_w -> dparams
-    stash_for_b: tuple[Var, ...]
-    stash_for_b_and_w: tuple[Var, ...]
-    stash_for_w: tuple[Var, ...]
+    forward: EquationGroup  # parameters and extras, x -> results, stashes for_b and for_b_and_w
+    backward_input: EquationGroup  # parameters and extras, stashes for_b and for_b_and_w, d_out -> dx, stash for_w
+    backward_weight: EquationGroup  # parameters and extras, stashes for_b_and_w and for_w -> dparams
+    stashes: Stashes  # tuple[Var, ...] each
 
 
 def partition(joint: Joint) -> Partition:
@@ -100,9 +106,7 @@ def partition(joint: Joint) -> Partition:
         EquationGroup(
             joint.constants, (*joint.params_and_extras, *stash_for_b_and_w, *stash_for_w), w_equations, joint.dparams
         ),
-        stash_for_b,
-        stash_for_b_and_w,
-        stash_for_w,
+        Stashes(stash_for_b, stash_for_b_and_w, stash_for_w),
     )
 
 

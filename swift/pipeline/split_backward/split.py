@@ -31,7 +31,7 @@ result each time, would repeat half of the backward. A layer and its whole backw
 and after: B, whose second result is W's stash, and W, which reads this stash and the x that F kept.
 
 >>> halves = split(layer, w, None, x)
->>> print(jax.make_jaxpr(halves.backward_input)(w, None, halves.b_shapes, halves.h_shapes, dy))
+>>> print(jax.make_jaxpr(halves.backward_input)(w, None, *halves.stash_shapes[:2], dy))
 { lambda ; a:f32[3,5] b:f32[2,5] c:f32[2,3] d:f32[2,5]. let
     e:f32[2,5] = mul d b
     f:f32[2,3] = dot_general[
@@ -39,7 +39,7 @@ and after: B, whose second result is W's stash, and W, which reads this stash an
       preferred_element_type=float32
     ] e a
   in (f, e) }
->>> print(jax.make_jaxpr(halves.backward_weight)(w, None, halves.h_shapes, halves.w_shapes))
+>>> print(jax.make_jaxpr(halves.backward_weight)(w, None, *halves.stash_shapes[1:]))
 { lambda ; a:f32[3,5] b:f32[2,3] c:f32[2,5]. let
     d:f32[5,3] = dot_general[
       dimension_numbers=(([0], [0]), ([], []))
@@ -58,9 +58,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from swift.pipeline.split_backward.equations import inlined, spec
-from swift.pipeline.split_backward.partition import Joint, Partition, partition
-
-_Shapes = tuple[jax.ShapeDtypeStruct, ...]
+from swift.pipeline.split_backward.partition import Joint, Partition, Stashes, partition
 
 
 @dataclass(frozen=True)
@@ -68,21 +66,17 @@ class SplitStage:
     """A stage as three pure functions, for use under ``jit`` and inside ``shard_map`` or ``vmap``.
 
     Attributes:
-        b_shapes: shapes of the arrays that F keeps for B alone.
-        h_shapes: shapes of the arrays that F keeps for W; B may read them, too.
-        w_shapes: shapes of the arrays that B keeps for W.
+        stash_shapes: shapes of the stashed arrays, a tuple each.
     """
 
-    b_shapes: _Shapes
-    h_shapes: _Shapes
-    w_shapes: _Shapes
+    stash_shapes: Stashes
     _parts: Partition
     _trees: "_Trees"
 
     def forward(self, params: Any, extras: Any, x: Any) -> tuple[Any, Any, tuple, tuple]:
         """Runs F: (params, extras, x) -> (out, metrics, stash_for_b, stash_for_b_and_w)."""
         results = self._parts.forward(*jax.tree.leaves((params, extras, x)))
-        sizes = self._trees.out.num_leaves, self._trees.metrics.num_leaves, len(self.b_shapes)
+        sizes = self._trees.out.num_leaves, self._trees.metrics.num_leaves, len(self.stash_shapes.for_b)
         out, metrics, stash_for_b, stash_for_b_and_w = _sections(results, *sizes)
         return (
             self._trees.out.unflatten(out),
@@ -150,10 +144,9 @@ def split(
     num_in = [len(jax.tree.leaves(tree)) for tree in ((params, extras), x)]
     num_out = [len(jax.tree.leaves(tree)) for tree in ((out, metrics), x)]
     parts = partition(_label(closed, num_in, num_out))
-    stashes = parts.stash_for_b, parts.stash_for_b_and_w, parts.stash_for_w
-    b_shapes, h_shapes, w_shapes = (tuple(spec(var.aval) for var in stash) for stash in stashes)
+    stash_shapes = Stashes(*(tuple(spec(var.aval) for var in stash) for stash in parts.stashes))
     trees = _Trees(*map(jax.tree.structure, (params, x, out, metrics)))
-    return SplitStage(b_shapes, h_shapes, w_shapes, parts, trees)
+    return SplitStage(stash_shapes, parts, trees)
 
 
 def _label(closed: ClosedJaxpr, num_in: Sequence[int], num_out: Sequence[int]) -> Joint:

@@ -83,7 +83,7 @@ def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, 
     most_3, cut = np.array([stage.stack_size(is_moe) for is_moe in stage.kinds]) @ flops_K3, spec.chunks.ops
     times_C3 = np.array([cut.counts(is_moe) for is_moe in stage.kinds]).T @ flops_K3
     t_f, t_b, t_w = most_3.tolist()
-    b, h, w, message = map(stash_bytes, (stage.b_shapes, stage.h_shapes, stage.w_shapes, x))
+    b, h, w, message = map(stash_bytes, (*stage.stash_shapes, x))
     costs = Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
     sizes = SlotBytes(b, h, w, message, message)
     if len(cut.sizes) == 1:
@@ -147,8 +147,8 @@ def _block_flops(
     aux = jax.ShapeDtypeStruct((), spec.accumulate_dtype)
     return (
         _flops_of(spec, split.forward, *weights_and_extras, x),
-        _flops_of(spec, split.backward_input, *weights_and_extras, split.b_shapes, split.h_shapes, (x, aux)),
-        _flops_of(spec, split.backward_weight, *weights_and_extras, split.h_shapes, split.w_shapes),
+        _flops_of(spec, split.backward_input, *weights_and_extras, *split.stash_shapes[:2], (x, aux)),
+        _flops_of(spec, split.backward_weight, *weights_and_extras, *split.stash_shapes[1:]),
     )
 
 

@@ -23,10 +23,11 @@ from jaxtyping import Array, Float
 
 from swift.mesh.per_rank import WORKER_AXIS
 from swift.pipeline import scopes
+from swift.pipeline.split_backward.partition import Stashes
 from swift.pipeline.state import Layers, StageWeights, put
 from swift.pipeline.step.metrics import Sums
 from swift.pipeline.step.spec import StepSpec
-from swift.pipeline.step.stage import ForwardStage, Stash
+from swift.pipeline.step.stage import ForwardStage
 from swift.pipeline.step.stage_ops import EvaluationOps, StageOps
 from swift.pipeline.step.tick_arrays import Columns, Common, TickOp
 from swift.schedules.lowering.tick_table import Permutation, TickTable
@@ -41,9 +42,7 @@ class Carry(NamedTuple):
 
     activations: jax.Array  # [slots, B, T, D], the inbox of F
     gradients: jax.Array  # [slots, B, T, D], the inbox of B
-    stash_for_b: Stash  # [slots, layers, ...] each: from F to B
-    stash_for_b_and_w: Stash  # [slots, layers, ...] each: from F to W
-    stash_for_w: Stash  # [slots, layers, ...] each: from B to W
+    stashes: Stashes  # [slots, layers, ...] each, by kind of block
     sums: Sums  # [K] each
     layers: Layers  # gradients of the stage's weights, summed over micro-batches, at least float32
     embedding: Any  # gradients of the embedding; zeros except in the first stage
@@ -81,14 +80,12 @@ def empty_carry(
     def buffers(num_slots: int, shapes: Any) -> Any:
         return jax.tree.map(lambda leaf: jnp.zeros((max(1, num_slots), *leaf.shape), leaf.dtype), shapes)
 
-    b_shapes, h_shapes, w_shapes = stage.stash_shapes
+    num_slots = table.num_b_stash, table.num_held, table.num_w_stash
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, spec.accumulate_dtype), weights)
     return Carry(
         activations=buffers(table.activations.num_slots, message),
         gradients=buffers(table.gradients.num_slots, message),
-        stash_for_b=buffers(table.num_b_stash, b_shapes),
-        stash_for_b_and_w=buffers(table.num_held, h_shapes),
-        stash_for_w=buffers(table.num_w_stash, w_shapes),
+        stashes=Stashes(*map(buffers, num_slots, stage.stash_shapes)),
         sums=Sums.zeros(spec, num_iterations),
         **zeros._asdict(),
     )
@@ -137,30 +134,31 @@ class Interpreter:
     def _tick(self, ops: StageOps, tick: jax.Array, c: Carry) -> Carry:
         op, silence = TickOp.at(self.columns, tick), self.message
         with jax.named_scope(scopes.FORWARD):
-            y, (gradients, stash_for_b, stash_for_b_and_w, sums, head) = lax.cond(
+            y, (gradients, stashes, sums, head) = lax.cond(
                 op.opcode == Kind.F + 1,
                 lambda *buffers: ops.forward(op, c.activations, *buffers),
                 lambda *buffers: (silence, buffers),
-                *(c.gradients, c.stash_for_b, c.stash_for_b_and_w, c.sums, c.head),
+                *(c.gradients, c.stashes._replace(for_w=()), c.sums, c.head),
             )
         with jax.named_scope(scopes.BACKWARD_INPUT):
-            dx, (stash_for_w, embedding) = lax.cond(
+            dx, (for_w, embedding) = lax.cond(
                 op.opcode == Kind.B + 1,
-                lambda *buffers: ops.backward_input(op, gradients, stash_for_b, stash_for_b_and_w, *buffers),
+                lambda for_w, embedding: ops.backward_input(op, gradients, stashes._replace(for_w=for_w), embedding),
                 lambda *buffers: (silence, buffers),
-                *(c.stash_for_w, c.embedding),
+                *(c.stashes.for_w, c.embedding),
             )
+            stashes = stashes._replace(for_w=for_w)
         with jax.named_scope(scopes.BACKWARD_WEIGHT):
             layers = lax.cond(
                 op.opcode == Kind.W + 1,
-                lambda layers: ops.backward_weight(op, stash_for_b_and_w, stash_for_w, layers),
+                lambda layers: ops.backward_weight(op, stashes, layers),
                 lambda layers: layers,
                 c.layers,
             )
         activations, gradients = self._keep(Kind.F, op, y, c.activations), self._keep(Kind.B, op, dx, gradients)
         activations = self._deliver(_ACTIVATIONS, y, tick, op.activation_slot_Q, activations)
         gradients = self._deliver(_GRADIENTS, dx, tick, op.gradient_slot_Q, gradients)
-        return Carry(activations, gradients, stash_for_b, stash_for_b_and_w, stash_for_w, sums, layers, embedding, head)
+        return Carry(activations, gradients, stashes, sums, layers, embedding, head)
 
     def _keep(self, kind: Kind, op: TickOp, message: jax.Array, inbox: jax.Array) -> jax.Array:
         """Returns the inbox with an op's output, if this worker is itself the receiver."""

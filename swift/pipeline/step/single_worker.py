@@ -21,6 +21,7 @@ from swift.data.windows import Batch
 from swift.mesh.live import LiveMesh
 from swift.mesh.per_rank import EXPERT_AXIS, RANKED, SHARED
 from swift.pipeline import scopes
+from swift.pipeline.split_backward.partition import Stashes
 from swift.pipeline.state import DeviceBatch, StageWeights, TrainState
 from swift.pipeline.step.metrics import Sums, UpdateRecord, metrics_of
 from swift.pipeline.step.spec import StepSpec
@@ -93,21 +94,19 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     aux_weight = spec.experts.auxiliary_weight * divisor / spec.num_microbatches
     ops = StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None], hot_rows)
     zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), ops.weights)
-    message, (stash_for_b, stash_for_b_and_w) = _message(spec, batch), _empty(stage)
+    message, empty = _message(spec, batch), _empty(stage)
 
     def accumulate(total: Any, index: jax.Array) -> tuple[Any, None]:
-        totals, sums, stash_for_b, stash_for_b_and_w = total
+        totals, sums, stashes = total
         op = _op(index)
         with jax.named_scope(scopes.MICROBATCH):
-            _, (gradients, stash_for_b, stash_for_b_and_w, sums, head) = ops.forward(
-                op, message[None], message[None], stash_for_b, stash_for_b_and_w, sums, totals.head
+            _, (gradients, stashes, sums, head) = ops.forward(
+                op, message[None], message[None], stashes, sums, totals.head
             )
-            layers, embedding = ops.backward(
-                op, gradients, stash_for_b, stash_for_b_and_w, totals.layers, totals.embedding
-            )
-        return (StageWeights(layers, embedding, head), sums, stash_for_b, stash_for_b_and_w), None
+            layers, embedding = ops.backward(op, gradients, stashes, totals.layers, totals.embedding)
+        return (StageWeights(layers, embedding, head), sums, stashes), None
 
-    start = (zeros, Sums.zeros(spec, 1), stash_for_b, stash_for_b_and_w)
+    start = zeros, Sums.zeros(spec, 1), empty
     (totals, sums, *_), _ = lax.scan(accumulate, start, jnp.arange(len(batch.inputs), dtype=jnp.int32))
     sums = jax.tree.map(lambda leaf: leaf[0], sums).over_ranks()
     packed = hot_rows.collect(totals, 0, _BOTH.is_first).packed(spec.gpt, spec.chunks, 0)
@@ -119,9 +118,10 @@ def _message(spec: StepSpec, batch: DeviceBatch) -> jax.Array:
     return jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
 
 
-def _empty(stage: Stage) -> Any:
-    """Returns stashes of one slot: from F to B, and from F to W."""
-    return jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), (stage.b_shapes, stage.h_shapes))
+def _empty(stage: Stage) -> Stashes:
+    """Returns stashes of one slot; none from B to W, which run together."""
+    shapes = stage.stash_shapes._replace(for_w=())
+    return jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), shapes)
 
 
 def _op(index: jax.Array) -> TickOp:

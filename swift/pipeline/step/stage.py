@@ -15,7 +15,7 @@ Legend: B sequences of this rank, T positions, D model dim, L MoE layers of the 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from swift.experts.layer import Load, expert_parallel_moe
 from swift.experts.state_layouts import FetchedPerMicrobatch
 from swift.models.parameters import Group
 from swift.pipeline import scopes
+from swift.pipeline.split_backward.partition import Stashes
 from swift.pipeline.split_backward.split import SplitStage, split
 from swift.pipeline.state import DeviceBatch, Index, Layers, add_to_layer, layer_of, put, put_layer, take_layer
 from swift.pipeline.step.metrics import no_load
@@ -37,9 +38,6 @@ _BlockFunction = Callable[[Mapping[str, Any], "Extras", jax.Array], tuple[tuple[
 _Each = Callable[[bool, Index, Index, Any, Any], tuple[Any, Any]]
 """Function (kind, index in the worker's stack, index in the stashes, common values, the kind's values) -> both values
 after a block."""
-
-Stash: TypeAlias = dict[bool, tuple[jax.Array, ...]]
-"""Values kept between two ops, ``[slots, layers, ...]`` each, by whether a block is a mixture of experts."""
 
 
 class Extras(NamedTuple):
@@ -104,9 +102,9 @@ class ForwardStage:
     holding: Index
 
     @property
-    def stash_shapes(self) -> tuple[dict[bool, Any], ...]:
-        """Shapes ``[layers, ...]`` by kind of the stashes from F to B, from F to W, and from B to W."""
-        return {}, {}, {}
+    def stash_shapes(self) -> Stashes:
+        """Shapes ``[layers, ...]`` of the stashed arrays, each a tuple by whether a block is a mixture of experts."""
+        return Stashes({}, {}, {})
 
     def evaluate(
         self, layers: Layers, extras: Extras, x: Float[Array, "B T D"], chunk: Index
@@ -207,24 +205,13 @@ class Stage(ForwardStage):
         return self.spec.chunks.ops.stack_size(is_moe)
 
     @property
-    def stash_shapes(self) -> tuple[dict[bool, Any], ...]:
+    def stash_shapes(self) -> Stashes:
         """See ``ForwardStage``."""
-        return self.b_shapes, self.h_shapes, self.w_shapes
 
-    @property
-    def b_shapes(self) -> dict[bool, Any]:
-        """Shapes ``[layers, ...]`` of the arrays that F keeps for B alone, by kind."""
-        return {is_moe: self._stacked(is_moe, split.b_shapes) for is_moe, split in self.kinds.items()}
+        def by_kind(index: int) -> dict[bool, Any]:
+            return {is_moe: self._stacked(is_moe, split.stash_shapes[index]) for is_moe, split in self.kinds.items()}
 
-    @property
-    def h_shapes(self) -> dict[bool, Any]:
-        """Shapes ``[layers, ...]`` of the arrays that F keeps for W, by kind; B may read them, too."""
-        return {is_moe: self._stacked(is_moe, split.h_shapes) for is_moe, split in self.kinds.items()}
-
-    @property
-    def w_shapes(self) -> dict[bool, Any]:
-        """Shapes ``[layers, ...]`` of the arrays that B keeps for W, by kind."""
-        return {is_moe: self._stacked(is_moe, split.w_shapes) for is_moe, split in self.kinds.items()}
+        return Stashes(*map(by_kind, range(3)))
 
     def _stacked(self, is_moe: bool, shapes: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(jax.ShapeDtypeStruct((self.stack_size(is_moe), *leaf.shape), leaf.dtype) for leaf in shapes)
@@ -234,74 +221,65 @@ class Stage(ForwardStage):
         layers: Layers,
         extras: Extras,
         x: Float[Array, "B T D"],
-        stash_for_b: Stash,
-        stash_for_b_and_w: Stash,
-        slots: tuple[Index, Index],
+        stashes: Stashes,
+        slots: Stashes,
         chunk: Index,
-    ) -> tuple[jax.Array, jax.Array, Load, Stash, Stash]:
-        """Runs F: (y_BTD, auxiliary loss, load[L, E], the two stashes with F's values in the given ``slots``)."""
+    ) -> tuple[jax.Array, jax.Array, Load, Stashes]:
+        """Runs F: (y_BTD, auxiliary loss, load[L, E], the stashes with F's values in the given slots).
+
+        Stashed arrays are ``[slots, layers, ...]``.
+        """
 
         def block(is_moe: bool, layer: Index, stash_index: Index, common: Any, kind_values: Any) -> Any:
-            (x, aux), (load, stash_for_b, stash_for_b_and_w) = common, kind_values
-            (y, more), counts, for_b, for_w = self.kinds[is_moe].forward(*_block_of(layers, extras, is_moe, layer), x)
+            (x, aux), (load, *stashed) = common, kind_values
+            (y, more), counts, *values = self.kinds[is_moe].forward(*_block_of(layers, extras, is_moe, layer), x)
             load, common = put(load, layer, counts) if is_moe else load, (y, aux + more)
-            return common, (
-                load,
-                put_layer(stash_for_b, slots[0], stash_index, for_b),
-                put_layer(stash_for_b_and_w, slots[1], stash_index, for_w),
-            )
+            written = zip(stashed, slots[:2], values, strict=True)
+            return common, (load, *(put_layer(stash, slot, stash_index, new) for stash, slot, new in written))
 
         by_kind = {
-            is_moe: (load, stash_for_b[is_moe], stash_for_b_and_w[is_moe]) for is_moe, load in self._no_load.items()
+            is_moe: (load, stashes.for_b[is_moe], stashes.for_b_and_w[is_moe]) for is_moe, load in self._no_load.items()
         }
         start = x, jnp.zeros((), self.spec.accumulate_dtype)
         (y, aux), by_kind = self._each(chunk, block, start, by_kind)
-        stash_for_b, stash_for_b_and_w = (
+        for_b, for_b_and_w = (
             {is_moe: kind_values[index] for is_moe, kind_values in by_kind.items()} for index in (1, 2)
         )
-        return y, aux, by_kind[True][0] if True in by_kind else no_load(self.spec), stash_for_b, stash_for_b_and_w
+        load = by_kind[True][0] if True in by_kind else no_load(self.spec)
+        return y, aux, load, Stashes(for_b, for_b_and_w, stashes.for_w)
 
     def backward_input(
         self,
         layers: Layers,
         extras: Extras,
-        stash_for_b: Stash,
-        stash_for_b_and_w: Stash,
-        stash_for_w: Stash,
-        slots: tuple[Index, Index, Index],
+        stashes: Stashes,
+        slots: Stashes,
         d_out: tuple[jax.Array, jax.Array],
         chunk: Index,
-    ) -> tuple[jax.Array, Stash]:
-        """Runs B: (cotangent of x, W's stash with B's values); ``slots`` index the three stashes."""
+    ) -> tuple[jax.Array, Any]:
+        """Runs B: (cotangent of x, W's stash with B's values in its slot)."""
 
-        def block(is_moe: bool, layer: Index, stash_index: Index, dy: jax.Array, stash_for_w: Any) -> Any:
-            stashed = (
-                take_layer(stash_for_b[is_moe], slots[0], stash_index),
-                take_layer(stash_for_b_and_w[is_moe], slots[1], stash_index),
-            )
+        def block(is_moe: bool, layer: Index, stash_index: Index, dy: jax.Array, for_w: Any) -> Any:
+            for_b, for_b_and_w = _taken(stashes[:2], slots, is_moe, stash_index)
             weights_and_extras = _block_of(layers, extras, is_moe, layer)
-            dx, for_w = self.kinds[is_moe].backward_input(*weights_and_extras, *stashed, (dy, d_out[1]))
-            return dx, put_layer(stash_for_w, slots[2], stash_index, for_w)
+            dx, values = self.kinds[is_moe].backward_input(*weights_and_extras, for_b, for_b_and_w, (dy, d_out[1]))
+            return dx, put_layer(for_w, slots.for_w, stash_index, values)
 
-        return self._each(chunk, block, d_out[0], stash_for_w, reverse=True)
+        return self._each(chunk, block, d_out[0], stashes.for_w, reverse=True)
 
     def backward_weight(
         self,
         layers: Layers,
         extras: Extras,
-        stash_for_b_and_w: Stash,
-        stash_for_w: Stash,
-        slots: tuple[Index, Index],
+        stashes: Stashes,
+        slots: Stashes,
         totals: Layers,
         chunk: Index,
     ) -> Layers:
-        """Runs W: returns the totals with the gradients of the weights added; ``slots`` index the two stashes."""
+        """Runs W: returns the totals with the gradients of the weights added."""
 
         def block(is_moe: bool, layer: Index, stash_index: Index, common: Any, totals: Any) -> Any:
-            stashed = (
-                take_layer(stash_for_b_and_w[is_moe], slots[0], stash_index),
-                take_layer(stash_for_w[is_moe], slots[1], stash_index),
-            )
+            stashed = _taken(stashes[1:], slots[1:], is_moe, stash_index)
             gradients = self.kinds[is_moe].backward_weight(*_block_of(layers, extras, is_moe, layer), *stashed)
             return common, add_to_layer(totals, layer, gradients)
 
@@ -311,8 +289,7 @@ class Stage(ForwardStage):
         self,
         layers: Layers,
         extras: Extras,
-        stash_for_b: Stash,
-        stash_for_b_and_w: Stash,
+        stashes: Stashes,
         d_out: tuple[jax.Array, jax.Array],
         totals: Layers,
         chunk: Index,
@@ -320,12 +297,14 @@ class Stage(ForwardStage):
         """Runs every block's B and W together, from stash slot 0: (cotangent of x, totals)."""
 
         def block(is_moe: bool, layer: Index, stash_index: Index, dy: jax.Array, totals: Any) -> Any:
-            for_b, for_w = (
-                take_layer(stash_for_b[is_moe], 0, stash_index),
-                take_layer(stash_for_b_and_w[is_moe], 0, stash_index),
-            )
+            for_b, for_b_and_w = _taken(stashes[:2], (0, 0), is_moe, stash_index)
             weights_and_extras, split = _block_of(layers, extras, is_moe, layer), self.kinds[is_moe]
-            dx, more_for_w = split.backward_input(*weights_and_extras, for_b, for_w, (dy, d_out[1]))
-            return dx, add_to_layer(totals, layer, split.backward_weight(*weights_and_extras, for_w, more_for_w))
+            dx, for_w = split.backward_input(*weights_and_extras, for_b, for_b_and_w, (dy, d_out[1]))
+            return dx, add_to_layer(totals, layer, split.backward_weight(*weights_and_extras, for_b_and_w, for_w))
 
         return self._each(chunk, block, d_out[0], totals, reverse=True)
+
+
+def _taken(stashes: Sequence[Any], slots: Sequence[Index], is_moe: bool, layer: Index) -> list[tuple]:
+    """Returns one layer's values from each stash, for a block of a kind."""
+    return [take_layer(stash[is_moe], slot, layer) for stash, slot in zip(stashes, slots[: len(stashes)], strict=True)]

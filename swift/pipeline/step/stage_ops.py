@@ -22,10 +22,11 @@ from jaxtyping import Array, Float, Int
 
 from swift.models.vocabulary.lookup import HotRowCache, add_gradients_of_copies, choose_hot_rows, fetch_copies
 from swift.pipeline import scopes
+from swift.pipeline.split_backward.partition import Stashes
 from swift.pipeline.state import DeviceBatch, EmbeddingWeights, Index, Layers, StageWeights, layer_of, put
 from swift.pipeline.step.metrics import Sums
 from swift.pipeline.step.spec import StepSpec
-from swift.pipeline.step.stage import Extras, ForwardStage, Stage, Stash
+from swift.pipeline.step.stage import Extras, ForwardStage, Stage
 from swift.pipeline.step.tick_arrays import TickOp
 from swift.pipeline.step.update import EmbeddingAndHead, cond_unless_static
 
@@ -194,21 +195,15 @@ class StageOps(EvaluationOps):
         op: TickOp,
         activations: Float[Array, "_ B T D"],
         gradients: Float[Array, "_ B T D"],
-        stash_for_b: Stash,
-        stash_for_b_and_w: Stash,
+        stashes: Stashes,
         sums: Sums,
         head: Any,
-    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "_ B T D"], Stash, Stash, Sums, Any]]:
+    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "_ B T D"], Stashes, Sums, Any]]:
         """Runs F: (message to the next stage, updated buffers); the last stage adds its loss."""
         data = self._data(op)
-        y, aux, load, stash_for_b, stash_for_b_and_w = self.stage.forward(
-            self.weights.layers,
-            self._extras(data),
-            self._input(op, data, activations),
-            stash_for_b,
-            stash_for_b_and_w,
-            (op.stash_for_b, op.stash_for_b_and_w),
-            self._chunk(op),
+        x, chunk = self._input(op, data, activations), self._chunk(op)
+        y, aux, load, stashes = self.stage.forward(
+            self.weights.layers, self._extras(data), x, stashes, op.stash_slots, chunk
         )
         updated_sums = _sums_of(sums, op.iteration, aux=aux, load=load)
 
@@ -221,58 +216,29 @@ class StageOps(EvaluationOps):
         gradients, updated_sums, head = cond_unless_static(
             self._ends(op).is_last, end, lambda *same: same, gradients, updated_sums, head
         )
-        return y, (gradients, stash_for_b, stash_for_b_and_w, updated_sums, head)
+        return y, (gradients, stashes, updated_sums, head)
 
     def backward_input(
-        self,
-        op: TickOp,
-        gradients: Float[Array, "_ B T D"],
-        stash_for_b: Stash,
-        stash_for_b_and_w: Stash,
-        stash_for_w: Stash,
-        embedding: Any,
-    ) -> tuple[Float[Array, "B T D"], tuple[Stash, Any]]:
-        """Runs B: (message to the previous stage, buffers with W's stash)."""
-        data = self._data(op)
-        dx, stash_for_w = self.stage.backward_input(
-            self.weights.layers,
-            self._extras(data),
-            stash_for_b,
-            stash_for_b_and_w,
-            stash_for_w,
-            (op.stash_for_b, op.stash_for_b_and_w, op.stash_for_w),
-            self._d_out(op, gradients),
-            self._chunk(op),
+        self, op: TickOp, gradients: Float[Array, "_ B T D"], stashes: Stashes, embedding: Any
+    ) -> tuple[Float[Array, "B T D"], tuple[Any, Any]]:
+        """Runs B: (message to the previous stage, W's stash and the accumulated gradient of the embedding)."""
+        data, d_out, chunk = self._data(op), self._d_out(op, gradients), self._chunk(op)
+        dx, for_w = self.stage.backward_input(
+            self.weights.layers, self._extras(data), stashes, op.stash_slots, d_out, chunk
         )
-        return dx, (stash_for_w, self._embedded(op, data, dx, embedding))
+        return dx, (for_w, self._embedded(op, data, dx, embedding))
 
-    def backward_weight(self, op: TickOp, stash_for_b_and_w: Stash, stash_for_w: Stash, layers: Layers) -> Layers:
+    def backward_weight(self, op: TickOp, stashes: Stashes, layers: Layers) -> Layers:
         """Runs W: returns the accumulated gradients of the stage's weights."""
-        extras, slots = self._extras(self._data(op)), (op.stash_for_b_and_w, op.stash_for_w)
-        return self.stage.backward_weight(
-            self.weights.layers, extras, stash_for_b_and_w, stash_for_w, slots, layers, self._chunk(op)
-        )
+        extras, chunk = self._extras(self._data(op)), self._chunk(op)
+        return self.stage.backward_weight(self.weights.layers, extras, stashes, op.stash_slots, layers, chunk)
 
     def backward(
-        self,
-        op: TickOp,
-        gradients: Float[Array, "_ B T D"],
-        stash_for_b: Stash,
-        stash_for_b_and_w: Stash,
-        layers: Layers,
-        embedding: Any,
+        self, op: TickOp, gradients: Float[Array, "_ B T D"], stashes: Stashes, layers: Layers, embedding: Any
     ) -> tuple[Layers, Any]:
         """Runs B and W together, for a single worker: (layers, embedding) with their accumulated gradients."""
-        data = self._data(op)
-        dx, layers = self.stage.backward(
-            self.weights.layers,
-            self._extras(data),
-            stash_for_b,
-            stash_for_b_and_w,
-            self._d_out(op, gradients),
-            layers,
-            self._chunk(op),
-        )
+        data, d_out, chunk = self._data(op), self._d_out(op, gradients), self._chunk(op)
+        dx, layers = self.stage.backward(self.weights.layers, self._extras(data), stashes, d_out, layers, chunk)
         return layers, self._embedded(op, data, dx, embedding)
 
     def _copies(self, op: TickOp) -> HotRowCache | None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from swift.pipeline.split_backward.partition import Stashes
 from swift.schedules.lowering.tick_table import TickTable
 from swift.schedules.problem import Kind
 
@@ -66,6 +67,11 @@ class TickOp(NamedTuple):
     own_slot: jax.Array
     activation_slot_Q: jax.Array
     gradient_slot_Q: jax.Array
+
+    @property
+    def stash_slots(self) -> Stashes:
+        """Slot of the op in each stash."""
+        return Stashes(self.stash_for_b, self.stash_for_b_and_w, self.stash_for_w)
 
     @classmethod
     def at(cls, columns: Columns, tick: Int[jax.Array, ""]) -> "TickOp":
