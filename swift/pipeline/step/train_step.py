@@ -202,6 +202,15 @@ def _selected(is_new: Any, new: _Tree, old: _Tree) -> _Tree:
     return jax.tree.map(lambda a, b: jnp.where(is_new, a, b), new, old)
 
 
+class ChunkUpdate(NamedTuple):
+    """A chunk's U between its halves: only the factor that clips the gradients is missing."""
+
+    chunk: Index
+    state: TrainState  # of the chunk, before the update
+    gradients: dict[str, jax.Array]  # of the master weights, by group
+    record: UpdateRecord
+
+
 class _RankContext(NamedTuple):
     """Context of a rank before a step function's first tick; lives as long as its trace."""
 
@@ -300,8 +309,8 @@ class _RankContext(NamedTuple):
         chunk: Any,
         peer_sum: PeerAllReduce | SumInRound,
         tied: Mapping[str, jax.Array] = MappingProxyType({}),
-    ) -> tuple[TrainState, dict[str, jax.Array], UpdateRecord]:
-        """Runs the first half of a chunk's U: (its state, gradients for its master weights, the iteration's record).
+    ) -> ChunkUpdate:
+        """Runs the first half of a chunk's U.
 
         Args:
             state: state of the worker.
@@ -322,7 +331,15 @@ class _RankContext(NamedTuple):
         with jax.named_scope(scopes.UPDATE):
             load = peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
         square = square_norm(spec, counted, chunk_state.placement)
-        return chunk_state, {**gradients, **tied}, UpdateRecord.of(spec, chunk_state, square, load)
+        return ChunkUpdate(chunk, chunk_state, {**gradients, **tied}, UpdateRecord.of(spec, chunk_state, square, load))
+
+    def apply(
+        self, state: TrainState, update: ChunkUpdate, scale: jax.Array | None, *, ends_iteration: Any
+    ) -> TrainState:
+        """Runs the second half of a chunk's U, with a factor of the gradients (None: 1): the worker's next state."""
+        popularity_LE, ends = update.record.load.popularity_E, self.ends(update.chunk)
+        after = apply_gradients(self.spec, update.state, update.gradients, popularity_LE, ends, scale)
+        return self.layers.put_state(state, after, update.chunk, ends_iteration=ends_iteration)
 
     def tied(self, state: TrainState, totals: StageWeights) -> dict[str, jax.Array]:
         """Returns the gradient, by group, of an embedding that first and last chunk share; empty if they do not."""
@@ -341,11 +358,10 @@ class _RankContext(NamedTuple):
         record_shapes = shapes if keep_gradients else shapes[:1]
         return jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), record_shapes)
 
-    def put_records(
-        self, outcome: Any, record: UpdateRecord, gradients: dict[str, Any], chunk: Any, iteration: Any
-    ) -> Any:
+    def put_records(self, outcome: Any, update: ChunkUpdate, iteration: Any) -> Any:
         """Puts a chunk's record, and its gradients if they are kept, into the outcome of the window."""
         records, *gradients_K = outcome
+        chunk, _, gradients, record = update
         records = self.layers.put_record(records, record, chunk, iteration)
         return records, *(self.layers.put_gradients(all_K, gradients, chunk, iteration) for all_K in gradients_K)
 
@@ -391,25 +407,16 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
             carry = rank.interpreter.run(rank.ops(state, copies), first, end, carry)
 
             def update(state: TrainState, copies: Any, totals: StageWeights, outcome: Any) -> Any:
-                chunk_state, gradients, record = rank.reduce(
-                    state, totals, carry.sums, iteration, chunk, spec.rounds.sum_of(chunk)
-                )
+                begun = rank.reduce(state, totals, carry.sums, iteration, chunk, spec.rounds.sum_of(chunk))
                 # The chunk's norm is at most the model's, so the scale is 1 in a window that counts. Without it XLA
                 # would fuse and round the update differently from ``barrier_step``, and the results would not be
                 # bit-identical.
-                scale = clip_scale(spec, jnp.sqrt(record.square_norm))
-                chunk_state = apply_gradients(
-                    spec, chunk_state, gradients, record.load.popularity_E, rank.ends(chunk), scale
-                )
-                after = rank.layers.put_state(state, chunk_state, chunk, ends_iteration=ends_iteration)
+                scale = clip_scale(spec, jnp.sqrt(begun.record.square_norm))
+                after = rank.apply(state, begun, scale, ends_iteration=ends_iteration)
                 with jax.named_scope(scopes.UPDATE):
                     copies = rank.hot_rows.fetch(after.slots, iteration + 1, rank.ends(chunk).is_first, copies)
-                return (
-                    after,
-                    copies,
-                    rank.layers.cleared(totals, chunk),
-                    rank.put_records(outcome, record, gradients, chunk, iteration),
-                )
+                cleared = rank.layers.cleared(totals, chunk)
+                return after, copies, cleared, rank.put_records(outcome, begun, iteration)
 
             state, copies, totals, outcome = lax.cond(
                 iteration >= 0, update, lambda *same: same, state, copies, carry.totals, outcome
@@ -448,15 +455,13 @@ def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) 
         outcome, updates, tied = rank.empty_records(state, 1), [], rank.tied(state, carry.totals)
         for round_index, (chunk, peer_sum) in enumerate(rank.chunks()):
             with rank.named_round(round_index):
-                chunk_state, gradients, record = rank.reduce(state, carry.totals, carry.sums, 0, chunk, peer_sum, tied)
-            outcome = rank.put_records(outcome, record, gradients, chunk, 0)
-            updates.append((chunk, chunk_state, gradients, record))
+                updates.append(rank.reduce(state, carry.totals, carry.sums, 0, chunk, peer_sum, tied))
+            outcome = rank.put_records(outcome, updates[-1], 0)
         norm_K = rank.norm(outcome[0].square_norm)
         scale = clip_scale(spec, norm_K[0])
-        for round_index, (chunk, chunk_state, gradients, record) in enumerate(updates):
+        for round_index, update in enumerate(updates):
             with rank.named_round(round_index):
-                after = apply_gradients(spec, chunk_state, gradients, record.load.popularity_E, rank.ends(chunk), scale)
-            state = rank.layers.put_state(state, after, chunk, ends_iteration=round_index == len(updates) - 1)
+                state = rank.apply(state, update, scale, ends_iteration=round_index == len(updates) - 1)
         return state, rank.metrics(carry.sums, norm_K, outcome[0])
 
     return _jitted(spec, per_rank, (spec.specs, SHARED), donate_argnums=() if keep_state else 0)
