@@ -2,7 +2,6 @@
 
 import re
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -21,9 +20,7 @@ def test_an_update_on_cpus_copies_no_state(rig):
         popularity_LE = jnp.zeros((spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
         return apply_gradients(spec, state, gradients, popularity_LE, EmbeddingAndHead(True, True))
 
-    shardings = spec.shardings_of(spec.specs), spec.shardings_of(RANKED)
-    run = spec.live.per_rank(update, (spec.specs, RANKED), spec.specs)
-    jitted = jax.jit(run, in_shardings=shardings, out_shardings=shardings[0], donate_argnums=0)
+    jitted = spec.jitted(update, (spec.specs, RANKED), spec.specs, donate_argnums=0)
     program = jitted.lower(state, state.master).compile().as_text()
     entry = program[program.index("ENTRY") :]
     arrays = re.findall(r"(%\S+) = f64\[1,\S+ parameter", entry)

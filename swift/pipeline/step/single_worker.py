@@ -149,12 +149,8 @@ def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
         )
         return after, metrics_of(*outcome_K)
 
-    run = spec.live.per_rank(per_rank, (spec.specs, RANKED), (spec.specs, SHARED))
-    # Explicit shardings, so that states from init, from a restore and from a previous call run the same program.
-    state, batch, metrics = map(spec.shardings_of, (spec.specs, RANKED, SHARED))
-    return jax.jit(
-        run, in_shardings=(state, batch), out_shardings=(state, metrics), donate_argnums=() if keep_state else 0
-    )
+    donated = () if keep_state else 0
+    return spec.jitted(per_rank, (spec.specs, RANKED), (spec.specs, SHARED), donate_argnums=donated)
 
 
 def single_worker_evaluation(spec: StepSpec) -> Wrapped:

@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.stages import Wrapped
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
@@ -362,7 +363,17 @@ class StepSpec:
         master, moments = jax.tree.map(slices, *pairs, is_leaf=is_spec)
         return replace(shardings, master=master, moments=moments)
 
-    def shardings_of(self, specs: Any) -> Any:
+    def jitted(self, per_rank: Callable[..., Any], in_specs: Any, out_specs: Any, **options: Any) -> Wrapped:
+        """Returns a jitted function of global arrays, see ``LiveMesh.per_rank``, with ``jax.jit``'s other options.
+
+        The shardings are explicit, so that states from init, from a restore and from a previous call run the same
+        program.
+        """
+        ins, outs = map(self._shardings_of, (in_specs, out_specs))
+        run = self.live.per_rank(per_rank, in_specs, out_specs)
+        return jax.jit(run, in_shardings=ins, out_shardings=outs, **options)
+
+    def _shardings_of(self, specs: Any) -> Any:
         """Maps a tree of specs to shardings; a state's shardings have its memory between iterations."""
 
         def is_state(node: Any) -> bool:

@@ -14,7 +14,7 @@ Legend: K iterations of the window, n micro-batches of a worker (in an index: la
 rank, T positions, C chunks, H holdings, R mesh rows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -433,7 +433,7 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
         return (after, rank.metrics(carry.sums, norm_K, record), ok, *gradients_K)
 
     out_specs = (spec.specs, SHARED, SHARED, *[RANKED] * keep_gradients)
-    return _jitted(spec, per_rank, out_specs)
+    return spec.jitted(per_rank, (spec.specs, *_IN), out_specs)
 
 
 def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) -> Wrapped:
@@ -464,7 +464,8 @@ def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) 
                 state = rank.apply(state, update, scale, ends_iteration=round_index == len(updates) - 1)
         return state, rank.metrics(carry.sums, norm_K, outcome[0])
 
-    return _jitted(spec, per_rank, (spec.specs, SHARED), donate_argnums=() if keep_state else 0)
+    donated = () if keep_state else 0
+    return spec.jitted(per_rank, (spec.specs, *_IN), (spec.specs, SHARED), donate_argnums=donated)
 
 
 def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
@@ -484,12 +485,4 @@ def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
         sums = rank.interpreter.evaluate(ops, common.phases_H2[-1, 1], rank.start)
         return jax.tree.map(lambda leaf: _sum_over_all_ranks(spec, leaf[0]), sums)
 
-    return _jitted(spec, per_rank, SHARED)
-
-
-def _jitted(spec: StepSpec, per_rank: Callable[..., Any], out_specs: Any, **options: Any) -> Wrapped:
-    in_specs = (spec.specs, *_IN)
-    run = spec.live.per_rank(per_rank, in_specs, out_specs)
-    # Explicit shardings, so that states from init, from a restore and from a previous call run the same program.
-    ins, outs = map(spec.shardings_of, (in_specs, out_specs))
-    return jax.jit(run, in_shardings=ins, out_shardings=outs, **options)
+    return spec.jitted(per_rank, (spec.specs, *_IN), SHARED)
