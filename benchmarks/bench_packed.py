@@ -158,8 +158,7 @@ def exchanged_bytes(trainee: Trainee) -> int:
 def split_cost(trainee: Trainee) -> float:
     """Measures CPU-seconds of the split of one layer and micro-batch on all ranks, with counts from training."""
     experiment, live = trainee.experiment, trainee.spec.live
-    tokens, ranks, capacity = experiment.tokens_per_step // live.num_ranks, live.num_ranks, experiment.experts.capacity
-    assert isinstance(capacity, RankCapacity)
+    tokens, ranks = experiment.tokens_per_step // live.num_ranks, live.num_ranks
     placement_LNS = np.asarray(trainee.state.placement)[0]
     share_LE = np.asarray(trainee()["popularity"][0, 0]) / (tokens * ranks)
     random = np.random.default_rng(0)
@@ -168,8 +167,8 @@ def split_cost(trainee: Trainee) -> float:
     def many(counts_LNE: jax.Array, placement_LNS: jax.Array) -> jax.Array:
         def one(i: jax.Array, total: jax.Array) -> jax.Array:
             layer = (i + jnp.minimum(total, 0)) % len(counts_LNE)  # so that no split can be hoisted out of the loop
-            served = admit_tokens(capacity, experiment.experts, counts_LNE[layer], placement_LNS[layer], tokens)
-            return total + served.kept_NDS.sum(dtype=jnp.int32) % 2
+            kept_NDS = admit_tokens(experiment.experts, counts_LNE[layer], placement_LNS[layer], tokens).kept_NDS
+            return total + kept_NDS.sum(dtype=jnp.int32) % 2
 
         return lax.fori_loop(0, SPLITS_PER_CALL, one, jnp.zeros((), jnp.int32))
 

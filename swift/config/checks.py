@@ -10,7 +10,7 @@ from swift.config.failures import failure_list
 from swift.errors import MOST_COUNT, SettingError, check_number
 from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig, learning_rate
-from swift.experts.placement.policy import PlacementPolicy, Static
+from swift.experts.placement.policy import PlacementPolicy, Static, check_slots
 from swift.models.config import ModelConfig
 from swift.models.cuts import Chunks
 from swift.schedules.planners.names import FAULT_FREE, PLANNER_NAMES, SHAPES, CustomPlanner
@@ -22,6 +22,7 @@ def check(experiment: Experiment) -> None:
     """Raises SettingError if settings exclude each other: what would fail only after files were written and JAX ran."""
     settings, topology, experts = vars(experiment), experiment.topology, experiment.experts
     check_sequences(experiment.sequences_per_microbatch, experiment.model.sequence_length, topology)
+    check_slots(experts.num_classes, topology.num_expert_ranks, experts.slots_per_rank)
     experts.capacity.check_slots(experts, topology.num_expert_ranks)
     check_rules(experts, experiment.placement)
     experiment.checkpoint.check_classes(experts.num_classes)

@@ -93,7 +93,7 @@ def layer_costs(model: ModelConfig, experts: ExpertConfig, vocab_size: int) -> t
     # Projections of queries and outputs, of keys and values; then scores and weighted sums over all T positions.
     attention = 2 * dim * (2 * width + 2 * model.kv_heads * model.channels) + 4 * model.sequence_length * width
     network = 2 * dim * (3 if model.activation == "swiglu" else 2)  # FLOPs for each hidden channel of an FFN
-    served = experts.top_k * experts.capacity.rows_per_pair + model.num_shared_experts
+    served = experts.top_k * (experts.capacity.factor or 1.0) + model.num_shared_experts
     mixture = network * model.expert_width * served + 2 * dim * experts.num_classes
     dense = network * model.ffn_dim
     # The embedding has one matmul, in its gradient; the head has one for its output and two for its gradients.

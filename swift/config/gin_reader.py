@@ -46,8 +46,7 @@ _KINDS = (
     *(DataConfig, StandardLibrary, TextFiles, TokenFile, ByteTokenizer, TokenizerFile),
     *(Mixture, Pipeline, Documents, JsonLines, ArrayRecords, ParquetFiles, DatasetDirectory),
     *(Map, Filter, DropDuplicates, Tokenize, Shuffle, Pack, Stack),
-    *(SlotCapacity, RankCapacity, ExactCapacity),
-    *(Static, Symi, MinMax, Packed, FlexMoE),
+    *(SlotCapacity, RankCapacity, ExactCapacity, Static, Symi, MinMax, Packed, FlexMoE),
 )
 
 CONFIGURABLES: Mapping[str, Callable] = {kind.__name__: kind for kind in _KINDS}

@@ -9,7 +9,6 @@ from fractions import Fraction
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from swift.errors import SettingError, check_count, check_number
-from swift.experts.placement.policy import check_slots
 from swift.experts.routing import Gating
 
 _PARTS = 8
@@ -28,42 +27,36 @@ class Buffers(NamedTuple):
     further: int | None  # in each round after the first; None: there is only one round
 
 
-def _all_choices(factor: float, experts: "ExpertConfig", local_tokens: int) -> Fraction:
-    # Exact arithmetic: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling would be 12.
-    return Fraction(str(factor)) * local_tokens * experts.top_k
-
-
-def _check_factor(setting: str, factor: float | None) -> None:
-    if factor is not None:
-        check_number(setting, factor, above=0, most=_MOST_ROOM)
-
-
 class _Capacity:
     """Answers that most kinds of capacity share."""
 
+    factor: float | None = 1.0
+    rules: Literal["swift", "deepspeed"] = "swift"
     fetches_weights: ClassVar[bool] = False
     """Whether slots change in every micro-batch, so that each layer fetches their weights."""
 
     @property
     def follows_deepspeed(self) -> bool:
         """Whether drops, gates and the auxiliary loss follow DeepSpeed's rules."""
-        return False
-
-    @property
-    def rows_per_pair(self) -> float:
-        """Rows that the ranks compute together for each (token, choice) pair."""
-        return 1.0
+        return self.rules == "deepspeed"
 
     def check(self, experts: "ExpertConfig") -> None:
         """Raises SettingError if this capacity excludes other settings of the experts."""
 
     def check_slots(self, experts: "ExpertConfig", num_ranks: int) -> None:
-        """Raises SettingError if there are too few slots."""
-        check_slots(experts.num_classes, num_ranks, experts.slots_per_rank)
+        """Raises SettingError if a slot for every expert is not enough for this capacity."""
 
     def least_slots(self, num_classes: int, num_ranks: int) -> int:
         """Returns the minimum number of slots per rank."""
         return -(-num_classes // num_ranks)
+
+    def _check_factor(self) -> None:
+        if self.factor is not None:
+            check_number(f"{type(self).__name__}.factor", self.factor, above=0, most=_MOST_ROOM)
+
+    def _all_choices(self, experts: "ExpertConfig", local_tokens: int) -> Fraction:
+        # Exact arithmetic: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling would be 12.
+        return Fraction(str(self.factor)) * local_tokens * experts.top_k
 
 
 @dataclass(frozen=True)
@@ -84,34 +77,18 @@ class SlotCapacity(_Capacity):
     min_capacity: int = 4
 
     def __post_init__(self) -> None:
-        _check_factor("SlotCapacity.factor", self.factor)
+        self._check_factor()
         if self.rules not in ("swift", "deepspeed"):
             raise SettingError("SlotCapacity.rules", self.rules, "choose one of swift, deepspeed")
         check_count("SlotCapacity.min_capacity", self.min_capacity, least=0, most=_MOST_EXPERTS)
 
-    @property
-    def follows_deepspeed(self) -> bool:
-        """See ``_Capacity``."""
-        return self.rules == "deepspeed"
-
-    @property
-    def rows_per_pair(self) -> float:
-        """See ``_Capacity``."""
-        return self.factor or 1.0
-
     def check(self, experts: "ExpertConfig") -> None:
         """Raises SettingError unless the router is one that DeepSpeed's rules allow, if they apply."""
-        if not self.follows_deepspeed:
-            return
-        fixed = {"scores": "softmax", "normalize_gates": None, "z_loss_coefficient": 0.0}
-        for name, only in fixed.items():
-            if getattr(experts, name) != only:
-                allowed = f"must be {only!r} with SlotCapacity.rules = 'deepspeed'"
-                raise SettingError(f"ExpertConfig.{name}", getattr(experts, name), allowed)
-        if experts.top_k > 2:
-            raise SettingError(
-                "ExpertConfig.top_k", experts.top_k, "must be 1 or 2 with SlotCapacity.rules = 'deepspeed'"
-            )
+        allowed: dict[str, tuple] = {"scores": ("softmax",), "normalize_gates": (None,), "z_loss_coefficient": (0.0,)}
+        for name, values in (allowed | {"top_k": (1, 2)}).items() if self.follows_deepspeed else ():
+            if getattr(experts, name) not in values:
+                text = f"must be {' or '.join(map(repr, values))} with SlotCapacity.rules = 'deepspeed'"
+                raise SettingError(f"ExpertConfig.{name}", getattr(experts, name), text)
 
     def rows_per_class(self, experts: "ExpertConfig", local_tokens: int) -> int | None:
         """Tokens of an expert that one source rank may send, by DeepSpeed's rules; None: only the slots limit them."""
@@ -119,7 +96,7 @@ class SlotCapacity(_Capacity):
             return None
         if self.factor is None:
             return local_tokens
-        share = math.ceil(_all_choices(self.factor, experts, local_tokens) / experts.num_classes)
+        share = math.ceil(self._all_choices(experts, local_tokens) / experts.num_classes)
         return min(max(share, self.min_capacity), local_tokens)
 
     def rows_per_slot(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
@@ -129,7 +106,7 @@ class SlotCapacity(_Capacity):
             return math.ceil(class_rows / max(num_slots // experts.num_classes, 1))
         if self.factor is None:
             return local_tokens
-        return math.ceil(_all_choices(self.factor, experts, local_tokens) / num_slots)
+        return math.ceil(self._all_choices(experts, local_tokens) / num_slots)
 
     def rows_sent(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int, *, at_once: bool = False) -> int:
         """Rows that one source rank sends to all ranks, including itself: all rows of all slots, full or empty."""
@@ -144,20 +121,19 @@ class SlotCapacity(_Capacity):
 class _SharedRows(_Capacity):
     """Row counts of the kinds of capacity with which a rank's slots share its rows."""
 
+    spare_rounds: int | None = None
     headroom: float
-
-    @property
-    def drops_at_buffers(self) -> bool:
-        """Whether rows beyond a buffer are dropped, instead of travelling in further rounds."""
-        return False
 
     def rows_per_rank(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
         """Rows R that a rank's slots share."""
-        del num_ranks
-        return local_tokens * experts.top_k
+        if self.factor is None:
+            return num_ranks * local_tokens * experts.top_k
+        return math.ceil(self._all_choices(experts, local_tokens))
 
     def rows_per_buffer(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
         """Rows Q that one source rank may send to one rank."""
+        if self.factor is None:
+            return local_tokens * experts.top_k
         even = Fraction(self.rows_per_rank(experts, local_tokens, num_ranks), num_ranks)
         return max(math.ceil(even), math.floor(even * Fraction(str(self.headroom))))
 
@@ -170,12 +146,16 @@ class _SharedRows(_Capacity):
         return experts.ranks_of_token(num_ranks) <= _ONCE * experts.top_k
 
     def buffers(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> Buffers:
-        """Returns the buffer sizes, in rows, for each round in the exchange between two ranks."""
-        first, most = self.rows_per_buffer(experts, local_tokens, num_ranks), local_tokens * experts.top_k
+        """Returns the buffer sizes, in rows, for each round in the exchange between two ranks.
+
+        With rounds of splitting, rows beyond a buffer are dropped; else they travel in further rounds of the exchange.
+        """
+        first, has_limit = self.rows_per_buffer(experts, local_tokens, num_ranks), self.spare_rounds is not None
+        most = local_tokens * experts.top_k
         if self.deduplicates_tokens(experts, num_ranks):
             even, most = local_tokens * experts.ranks_of_token(num_ranks) / num_ranks, local_tokens
-            first = min(first, most if self.drops_at_buffers else math.ceil(even * Fraction(str(self.headroom))), most)
-        if self.drops_at_buffers or first >= most:
+            first = min(first, most if has_limit else math.ceil(even * Fraction(str(self.headroom))), most)
+        if has_limit or first >= most:
             return Buffers(first, None)
         return Buffers(first, math.ceil(first / _PARTS))
 
@@ -218,32 +198,10 @@ class RankCapacity(_SharedRows):
     headroom: float = 1.25
 
     def __post_init__(self) -> None:
-        _check_factor("RankCapacity.factor", self.factor)
+        self._check_factor()
         if self.spare_rounds is not None:
             check_count("RankCapacity.spare_rounds", self.spare_rounds, least=0, most=_MOST_EXPERTS)
         check_number("RankCapacity.headroom", self.headroom, least=1, most=_MOST_ROOM)
-
-    @property
-    def drops_at_buffers(self) -> bool:
-        """See ``_SharedRows``."""
-        return self.spare_rounds is not None
-
-    @property
-    def rows_per_pair(self) -> float:
-        """See ``_Capacity``."""
-        return self.factor or 1.0
-
-    def rows_per_rank(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
-        """See ``_SharedRows``."""
-        if self.factor is None:
-            return num_ranks * local_tokens * experts.top_k
-        return math.ceil(_all_choices(self.factor, experts, local_tokens))
-
-    def rows_per_buffer(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
-        """See ``_SharedRows``."""
-        if self.factor is None:
-            return local_tokens * experts.top_k
-        return super().rows_per_buffer(experts, local_tokens, num_ranks)
 
 
 @dataclass(frozen=True)
@@ -257,9 +215,8 @@ class ExactCapacity(_SharedRows):
             multiple of an even share; TPU and GPU need no rounds.
     """
 
-    fetches_weights: ClassVar[bool] = True
-
     headroom: float = 1.25
+    fetches_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("ExactCapacity.headroom", self.headroom, least=1, most=_MOST_ROOM)
@@ -268,11 +225,9 @@ class ExactCapacity(_SharedRows):
         """Raises SettingError if some load could not be shared evenly with so few slots."""
         enough = self.least_slots(experts.num_classes, num_ranks)
         if experts.slots_per_rank < enough:
-            allowed = (
-                f"at least {enough} with ExpertConfig.capacity = @ExactCapacity(), for {experts.num_classes} experts "
-                f"on {num_ranks} expert ranks: slots * ranks must be at least experts + ranks - 1"
-            )
-            raise SettingError("ExpertConfig.slots_per_rank", experts.slots_per_rank, allowed)
+            text = f"for {experts.num_classes} experts on {num_ranks} expert ranks: slots * ranks must be at least "
+            text = f"at least {enough} with ExpertConfig.capacity = @ExactCapacity(), {text}experts + ranks - 1"
+            raise SettingError("ExpertConfig.slots_per_rank", experts.slots_per_rank, text)
 
     def least_slots(self, num_classes: int, num_ranks: int) -> int:
         """Returns the minimum number of slots per rank with which every load can be shared evenly.

@@ -73,26 +73,24 @@ def expert_parallel_moe(
         is the loss of all tokens plus ``config.auxiliary_weight`` times the sum of all ranks' terms.
     """
     placement_NS = jnp.asarray(placement_NS)  # a NumPy placement becomes a constant of the program
-    routing = route(logits_TE, config.gating, bias_E)
-    capacity = config.capacity
+    routing, capacity = route(logits_TE, config.gating, bias_E), config.capacity
     pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes, first_choices_first=capacity.follows_deepspeed)
+    tokens = _Tokens(config, routing, pairs, x_TD, placement_NS, axis)
     if isinstance(capacity, SlotCapacity):
-        apply = cast(ApplySlots, apply_slots)
-        y_TD, load = _dispatch_by_slot(capacity, config, routing, pairs, x_TD, placement_NS, apply, axis)
+        y_TD, load = _dispatch_by_slot(capacity, tokens, cast(ApplySlots, apply_slots))
         popularity_E = lax.psum(pairs.popularity_E, axis)
     else:
         # Capacity by rank decides from all ranks' counts; by slot the decision is local, and the sum is enough.
         counts_NE = lax.all_gather(pairs.popularity_E, axis)
         popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
-        shared = config, routing, pairs, counts_NE, x_TD, placement_NS
         if isinstance(capacity, ExactCapacity):
-            y_TD, load = _dispatch_exact(capacity, *shared, cast(FetchSlots, apply_slots), axis)
+            y_TD, load = _dispatch_exact(capacity, tokens, counts_NE, cast(FetchSlots, apply_slots))
         else:
-            y_TD, load = _dispatch_by_rank(capacity, *shared, cast(ApplySlots, apply_slots), axis)
+            y_TD, load = _dispatch_by_rank(capacity, tokens, counts_NE, cast(ApplySlots, apply_slots))
     if capacity.follows_deepspeed:
         return y_TD, first_choice_loss(routing, valid_T, placement_NS.shape[0]), load
-    tokens = popularity_E.sum() // config.top_k
-    return y_TD, auxiliary_loss(config, routing, logits_TE, valid_T, popularity_E, tokens), load
+    num_tokens = popularity_E.sum() // config.top_k
+    return y_TD, auxiliary_loss(config, routing, logits_TE, valid_T, popularity_E, num_tokens), load
 
 
 def auxiliary_loss(
@@ -109,17 +107,20 @@ def auxiliary_loss(
     return balance_share * balance + z_share * z_loss(logits_TE, valid_T, num_tokens) if z_share else balance
 
 
-def _dispatch_by_slot(
-    capacity: SlotCapacity,
-    config: ExpertConfig,
-    routing: Routing,
-    pairs: Pairs,
-    x_TD: jax.Array,
-    placement_NS: jax.Array,
-    apply_slots: ApplySlots,
-    axis: str,
-) -> tuple[jax.Array, Load]:
+class _Tokens(NamedTuple):
+    """A rank's tokens on their way to the experts and back."""
+
+    config: ExpertConfig
+    routing: Routing
+    pairs: Pairs
+    x_TD: jax.Array
+    placement_NS: jax.Array
+    axis: str
+
+
+def _dispatch_by_slot(capacity: SlotCapacity, tokens: _Tokens, apply_slots: ApplySlots) -> tuple[jax.Array, Load]:
     """Runs the experts with capacity by slot: each slot has C rows for every source rank."""
+    config, routing, pairs, x_TD, placement_NS, axis = tokens
     (num_ranks, num_slots), (num_tokens, dim) = placement_NS.shape, x_TD.shape
     rows_per_slot = capacity.rows_per_slot(config, num_tokens, num_ranks)
     dispatch, dropped_E = assign_rows(pairs, placement_NS, rows_per_slot, capacity.rows_per_class(config, num_tokens))
@@ -138,38 +139,23 @@ def _dispatch_by_slot(
 
 
 def _dispatch_by_rank(
-    capacity: RankCapacity,
-    config: ExpertConfig,
-    routing: Routing,
-    pairs: Pairs,
-    counts_NE: jax.Array,
-    x_TD: jax.Array,
-    placement_NS: jax.Array,
-    apply_slots: ApplySlots,
-    axis: str,
+    capacity: RankCapacity, tokens: _Tokens, counts_NE: jax.Array, apply_slots: ApplySlots
 ) -> tuple[jax.Array, Load]:
     """Runs the experts with capacity by rank: a rank's slots share its rows, and each source has a buffer per rank."""
-    rank, served = lax.axis_index(axis), admit_tokens(capacity, config, counts_NE, placement_NS, x_TD.shape[0])
-    y_TD = _in_shared_rows(capacity, config, routing, pairs, served.kept_NDS, x_TD, placement_NS, apply_slots, axis)
-    return y_TD, Load(pairs.popularity_E, served.dropped_NE[rank], served.overflowed_NE[rank])
+    rank = lax.axis_index(tokens.axis)
+    served = admit_tokens(tokens.config, counts_NE, tokens.placement_NS, len(tokens.x_TD))
+    y_TD = _in_shared_rows(capacity, tokens, served.kept_NDS, apply_slots)
+    return y_TD, Load(tokens.pairs.popularity_E, served.dropped_NE[rank], served.overflowed_NE[rank])
 
 
 def _dispatch_exact(
-    capacity: ExactCapacity,
-    config: ExpertConfig,
-    routing: Routing,
-    pairs: Pairs,
-    counts_NE: jax.Array,
-    x_TD: jax.Array,
-    placement_NS: jax.Array,
-    fetch: FetchSlots,
-    axis: str,
+    capacity: ExactCapacity, tokens: _Tokens, counts_NE: jax.Array, fetch: FetchSlots
 ) -> tuple[jax.Array, Load]:
     """Runs the experts with exact capacity: slots and their weights follow the routing of the micro-batch."""
-    num_ranks, num_slots = placement_NS.shape
+    num_ranks, num_slots = tokens.placement_NS.shape
     slots = assign_slots(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), num_ranks, num_slots)
     holders = ReplicaMap.of(slots.placement_NS)
-    split_NM = by_source(counts_NE, slots.tokens_NS, holders, num_ranks * x_TD.shape[0] * config.top_k)
+    split_NM = by_source(counts_NE, slots.tokens_NS, holders, num_ranks * len(tokens.x_TD) * tokens.config.top_k)
     kept_NDS = split_NM.reshape(num_ranks, num_ranks, num_slots)
 
     def apply_slots(rows_PD: jax.Array, matmul: Matmul) -> jax.Array:
@@ -180,9 +166,9 @@ def _dispatch_exact(
 
         return jax.checkpoint(run, policy=_is_product)(rows_PD, slots.placement_NS)
 
-    y_TD = _in_shared_rows(capacity, config, routing, pairs, kept_NDS, x_TD, slots.placement_NS, apply_slots, axis)
-    none_E = jnp.zeros_like(pairs.popularity_E)
-    return y_TD, Load(pairs.popularity_E, none_E, none_E)
+    y_TD = _in_shared_rows(capacity, tokens._replace(placement_NS=slots.placement_NS), kept_NDS, apply_slots)
+    none_E = jnp.zeros_like(tokens.pairs.popularity_E)
+    return y_TD, Load(tokens.pairs.popularity_E, none_E, none_E)
 
 
 def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -191,17 +177,10 @@ def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 def _in_shared_rows(
-    capacity: RankCapacity | ExactCapacity,
-    config: ExpertConfig,
-    routing: Routing,
-    pairs: Pairs,
-    kept_NDS: jax.Array,
-    x_TD: jax.Array,
-    placement_NS: jax.Array,
-    apply_slots: ApplySlots,
-    axis: str,
+    capacity: RankCapacity | ExactCapacity, tokens: _Tokens, kept_NDS: jax.Array, apply_slots: ApplySlots
 ) -> jax.Array:
     """Runs the experts on the pairs that every source sends to every slot; a rank's slots share one array of rows."""
+    config, routing, pairs, x_TD, placement_NS, axis = tokens
     (num_ranks, num_slots), num_tokens = placement_NS.shape, x_TD.shape[0]
     rank, slots = lax.axis_index(axis), Slots.of(placement_NS, config.num_classes)
     num_served = capacity.rows_per_rank(config, num_tokens, num_ranks)

@@ -78,7 +78,7 @@ def _room(
     if isinstance(capacity, ExactCapacity):
         return counts_NE, jnp.zeros(config.num_classes, jnp.int32)
     if isinstance(capacity, RankCapacity):
-        served = admit_tokens(capacity, config, counts_NE, placement_NS, local_tokens)
+        served = admit_tokens(config, counts_NE, placement_NS, local_tokens)
         return counts_NE - served.dropped_NE, jnp.sum(served.overflowed_NE, axis=0, dtype=jnp.int32)
     replicas_E = jnp.sum(jnp.arange(config.num_classes)[:, None] == placement_NS.reshape(1, -1), axis=1)
     room_E = replicas_E * capacity.rows_per_slot(config, local_tokens, num_ranks)

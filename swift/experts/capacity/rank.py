@@ -48,22 +48,18 @@ class TokenCounts(NamedTuple):
 
 
 def admit_tokens(
-    capacity: RankCapacity,
-    config: ExpertConfig,
-    counts_NE: Int[Array, "N E"],
-    placement_NS: Int[Array, "N S"],
-    local_tokens: int,
+    config: ExpertConfig, counts_NE: Int[Array, "N E"], placement_NS: Int[Array, "N S"], local_tokens: int
 ) -> TokenCounts:
     """Splits the tokens of all sources over the slots and drops the tokens that do not fit.
 
     Args:
-        capacity: rows of ranks and buffers, and the way to split.
-        config: settings of the experts.
+        config: settings of the experts, with capacity by rank.
         counts_NE: int32, pairs of every source rank for each expert.
         placement_NS: int32, the expert in every slot, in any order.
         local_tokens: tokens of a source rank.
     """
-    num_ranks, num_slots = placement_NS.shape
+    (num_ranks, num_slots), capacity = placement_NS.shape, config.capacity
+    assert isinstance(capacity, RankCapacity)
     shape = config, local_tokens, num_ranks
     rooms = RowLimits(capacity.rows_per_rank(*shape), capacity.rows_per_buffer(*shape))
     slots, most_pairs = Slots.of(placement_NS, config.num_classes), local_tokens * config.top_k

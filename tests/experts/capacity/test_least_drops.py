@@ -39,7 +39,7 @@ def divided(tokens_E, placement_NS, room):
     return shift_overflow(balance(tokens_E, holders), room, holders)
 
 
-served = jax.jit(admit_tokens, static_argnums=(0, 1, 4))
+served = jax.jit(admit_tokens, static_argnums=(0, 3))
 
 
 def draw(shape, seed, skew, drift, tokens):
@@ -84,7 +84,7 @@ def test_tokens_above_the_room_go_along_a_chain_of_ranks():
 @pytest.mark.parametrize("seed", range(4))
 def test_the_layer_drops_no_token_that_a_split_could_serve(seed):
     counts_NE, placement_NS = draw((8, 8, 4), seed, 0.5, 0.5, 256)
-    found = served(RankCapacity(spare_rounds=None), ExpertConfig(8, 4), counts_NE, placement_NS, 256)
+    found = served(ExpertConfig(8, 4, capacity=RankCapacity(spare_rounds=None)), counts_NE, placement_NS, 256)
     assert int(found.kept_NDS.sum()) == most_served(counts_NE.sum(axis=0), placement_NS, 256)
     np.testing.assert_array_equal(
         np.asarray(found.kept_NDS).sum(axis=(0, 2)).clip(max=256), found.kept_NDS.sum(axis=(0, 2))

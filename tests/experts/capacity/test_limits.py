@@ -16,13 +16,12 @@ from swift.experts.config import ExactCapacity, ExpertConfig, RankCapacity, Slot
 pytestmark = pytest.mark.usefixtures("strict_types")
 
 RANKS, SLOTS, CLASSES, TOKENS = 4, 3, 5, 64
-EXPERTS = ExpertConfig(CLASSES, SLOTS)
 CAPACITIES = {
     "spare rounds": RankCapacity(),
     "even, no headroom": RankCapacity(spare_rounds=0, headroom=1),
     "half the rows": RankCapacity(0.5, headroom=2.0),
 }
-served = jax.jit(admit_tokens, static_argnums=(0, 1, 4))
+served = jax.jit(admit_tokens, static_argnums=(0, 3))
 limited = partial(jax.jit, static_argnums=(1, 2))(in_proportion)
 
 
@@ -46,8 +45,9 @@ def draw(seed, skew):
 @given(seed=st.integers(0, 2**16), skew=st.sampled_from([0.1, 1.0, 10.0]))
 def test_every_pair_is_served_once_or_dropped_for_a_reason(capacity, seed, skew):
     counts_NE, placement_NS = draw(seed, skew)
-    kept_NDS, dropped_NE, overflowed_NE = jax.device_get(served(capacity, EXPERTS, counts_NE, placement_NS, TOKENS))
-    shape = EXPERTS, TOKENS, RANKS
+    experts = ExpertConfig(CLASSES, SLOTS, capacity=capacity)
+    kept_NDS, dropped_NE, overflowed_NE = jax.device_get(served(experts, counts_NE, placement_NS, TOKENS))
+    shape = experts, TOKENS, RANKS
     room, buffer = capacity.rows_per_rank(*shape), capacity.rows_per_buffer(*shape)
     wanted_NDS = np.asarray(wanted(counts_NE, placement_NS, RowLimits(room, buffer), capacity.spare_rounds)).reshape(
         kept_NDS.shape
