@@ -31,6 +31,7 @@ class _Capacity:
     """Answers that most kinds of capacity share."""
 
     factor: float | None = 1.0
+    """Rows as a multiple of a fair share of the tokens; None: room for all tokens."""
     rules: Literal["swift", "deepspeed"] = "swift"
     fetches_weights: ClassVar[bool] = False
     """Whether slots change in every micro-batch, so that each layer fetches their weights."""
@@ -122,6 +123,7 @@ class _SharedRows(_Capacity):
     """Row counts of the kinds of capacity with which a rank's slots share its rows."""
 
     spare_rounds: int | None = None
+    """Rounds of splitting; None: the split is exact, and no row is dropped because a buffer is full."""
     headroom: float
 
     def rows_per_rank(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
@@ -239,6 +241,7 @@ class ExactCapacity(_SharedRows):
 
 
 Capacity: TypeAlias = SlotCapacity | RankCapacity | ExactCapacity
+"""Rows for tokens, and tokens that are dropped; ``layer`` has the dispatch of each kind."""
 
 
 @dataclass(frozen=True)
