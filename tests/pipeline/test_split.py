@@ -147,7 +147,7 @@ def test_capacity_by_rank_takes_the_flops_of_capacity_by_slot():
         x, d_out = jax.tree.map(lambda a: a[0], (x, d_out))
         parts = traced(split(f, weights, extras, x, ENV), weights, extras, x, d_out)
         found[type(experts.capacity)] = tuple(map(dot_flops, parts))
-    assert found["rank"] == found["slot"]  # 48 rows of a rank, no block to fill
+    assert found[RankCapacity] == found[SlotCapacity]  # 48 rows of a rank, no block to fill
 
 
 def test_only_what_the_linears_read_goes_to_w():
