@@ -65,8 +65,8 @@ class Ours:
 
     def end(self) -> None:
         """Waits for the rest of the save."""
-        reason = self._saver.follow(wait=True)
-        assert reason is None, reason
+        lines = self._saver.follow(wait=True)
+        assert not lines, lines
 
 
 class Orbax:

@@ -35,9 +35,6 @@ from swift.checkpoint.manifest import (
 from swift.checkpoint.units import Snapshot, StateSplit, Unit, shape_text
 from swift.files import sync_directory
 
-RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)
-"""Pauses before each new attempt of a failed save, s; after the last one, the run goes on to the next save."""
-
 
 class WrittenArrays(NamedTuple):
     """Digests of the arrays that a save has written and verified.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from swift.schedules.planners.lockstep import lockstep
     from swift.schedules.planners.names import FAULT_FREE, CustomPlanner
     from swift.schedules.planners.v import v
-    from swift.schedules.plans.normalize import Normalized, denormalize, normalize
-    from swift.schedules.plans.store import CorruptPlanError, PlanStore, plan_document, read_plan
+    from swift.schedules.plans.normalize import Normalized, denormalize, normalize, plan_document
+    from swift.schedules.plans.store import CorruptPlanError, PlanStore, read_plan
     from swift.schedules.problem import Chunk, Costs, Kind, Op, Problem, TimedOp
     from swift.schedules.registry import PLANNERS, Planner, plan_with
     from swift.schedules.rules import ScheduleError, verify, violations
@@ -49,8 +49,8 @@ _MODULES = {
     "swift.schedules.planners.lockstep": ["lockstep"],
     "swift.schedules.planners.names": ["FAULT_FREE", "CustomPlanner"],
     "swift.schedules.planners.v": ["v"],
-    "swift.schedules.plans.normalize": ["Normalized", "denormalize", "normalize"],
-    "swift.schedules.plans.store": ["CorruptPlanError", "PlanStore", "plan_document", "read_plan"],
+    "swift.schedules.plans.normalize": ["Normalized", "denormalize", "normalize", "plan_document"],
+    "swift.schedules.plans.store": ["CorruptPlanError", "PlanStore", "read_plan"],
     "swift.schedules.problem": ["Chunk", "Costs", "Kind", "Op", "Problem", "TimedOp"],
     "swift.schedules.registry": ["PLANNERS", "Planner", "plan_with"],
     "swift.schedules.rules": ["ScheduleError", "verify", "violations"],

@@ -1,8 +1,8 @@
 """Saves a run's checkpoints in the background, and snapshots of its ranks in each other's memory.
 
 ``Checkpointer`` saves one state at a time. ``begin_pieces`` copies the state to the host; ``begin_block_pieces`` does
-on several hosts whose workers do not hold a checkpoint's stages. A thread then writes it, and ``Attempts`` repeats a
-failed write after pauses. On several hosts ``HostStates`` agrees on a save, and each host writes its part.
+on several hosts whose workers do not hold a checkpoint's stages. ``SaverThread`` then writes it, and repeats a failed
+write after pauses. On several hosts ``HostStates`` agrees on a save, and each host writes its part.
 
 Within a group of JAX processes, Orbax synchronizes all hosts, even to compare the path. So the first host starts a
 separate process, outside the group, that writes the small arrays of ``reserve_arrays``: the files without values.
@@ -22,8 +22,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Event
+from threading import Condition
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -31,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from swift.checkpoint import saver
 from swift.checkpoint.array_files import write_arrays
 from swift.checkpoint.arrays import is_finite, is_model_array
 from swift.checkpoint.inspection import restore_facts, save_facts
@@ -42,7 +42,7 @@ from swift.checkpoint.recovery import RankCopy
 from swift.checkpoint.selection import dynamic_k
 from swift.checkpoint.snapshots import assemble_snapshot, begin_pieces
 from swift.checkpoint.units import Snapshot, StateSplit
-from swift.checkpoint.writer import RETRY_PAUSES_S, save_checkpoint
+from swift.checkpoint.writer import save_checkpoint
 from swift.config.experiment import Experiment
 from swift.errors import RunError, first_line
 from swift.pipeline.reconfigure.transfer import LocalRange, local_pieces
@@ -71,7 +71,7 @@ _CLOSING_S = 10.0
 class Checkpointer:
     """Saves one checkpoint and one snapshot at a time, while training continues. A context manager.
 
-    A failed write is repeated after pauses, see ``Attempts``. No devices are involved: the state is on the host by
+    A failed write is repeated after pauses, see ``SaverThread``. No devices are involved: the state is on the host by
     then.
 
     Args:
@@ -81,6 +81,11 @@ class Checkpointer:
         start: checkpoint from which the run continues; None for a new run.
         hosts: hosts of the run. Each host writes the pieces of the state that it holds. Only the first host's ledger is
             used.
+
+    Attributes:
+        ledger: ledger with all iterations counted so far.
+        newest: iteration of the newest checkpoint; None: there is none.
+        is_spoilt: whether the last state was not finite: another attempt to save it is pointless.
     """
 
     def __init__(
@@ -92,24 +97,19 @@ class Checkpointer:
         hosts: Hosts = SINGLE_HOST,
     ):
         self._experiment, self._directory, self._split = experiment, directory, split_of(spec)
-        self._ledger = first_ledger(experiment, self._split)
-        self._thread = one_thread("checkpoint")
+        self.ledger = first_ledger(experiment, self._split)
+        self._thread, self._host_states = SaverThread(), HostStates(directory, hosts)
         self._begun: dict[str, Any] = {}
-        self._room: Snapshot | None = None
         self._waited_ms = 0.0
-        self._host_states, self._has_others = HostStates(directory.path, hosts), hosts.count > 1
         self._saving: Future[Manifest | None] | None = None
-        self._write: Callable[..., Manifest] | None = None
-        self._unsaved: int | None = None
-        self.is_spoilt = False  # whether the last state was not finite: another attempt to save it is pointless
-        self._attempts = Attempts()
+        self.is_spoilt = False
         self.newest = None if start is None else start.step
         self._peer_snapshots = PeerSnapshots(self._split, experiment.checkpoint)
         if start is not None:
             after = ledger_after(experiment, start)
             if hosts.is_first:
                 self._continue_from(start, after)
-            self._ledger = ledger_for(spec, start.manifest, after)
+            self.ledger = ledger_for(spec, start.manifest, after)
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +120,7 @@ class Checkpointer:
         # If the block failed, its own error matters more than a failed save.
         with nullcontext() if error is None else suppress(OSError, RunError):
             self.follow(wait=True)
-        self._thread.shutdown()
+        self._thread.close()
         self._host_states.close()
         self._peer_snapshots.close()
 
@@ -129,14 +129,9 @@ class Checkpointer:
         """Whether a checkpoint is in progress, or ``follow`` has not noticed its end yet."""
         return self._saving is not None
 
-    @property
-    def ledger(self) -> Ledger:
-        """Ledger with all iterations counted so far."""
-        return self._ledger
-
     def count(self, record: Mapping[str, Any]) -> None:
         """Counts an iteration's token updates, from its record in ``metrics.jsonl``."""
-        self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
+        self.ledger = self.ledger.counted(record["popularity"], record["dropped"])
 
     def save(self, spec: StepSpec, state: TrainState, position: Mapping[str, Any], done: int, *, full: bool) -> None:
         """Begins a checkpoint, on all hosts; none may be in progress, see ``follow``.
@@ -150,41 +145,18 @@ class Checkpointer:
         """
         assert self._saving is None, "two saves at a time"
         start_time, config = time.perf_counter(), self._experiment.checkpoint
-        agreed, chosen_LK = self._host_states.agree(done, self._ledger.choose(config.selection, full=full))
+        agreed, chosen_LK = self._host_states.agree(done, self.ledger.choose(config.selection, full=full))
         finish = _begin_or_fail(self._split, spec, state, chosen_LK)
         stall_ms = self._waited_ms + 1000 * (time.perf_counter() - start_time)
         self._begun = {"step": done, "at": start_time, "stall_ms": stall_ms}
-        self._attempts.begin()
         facts: dict[str, Any] = {
-            "ledger": self._ledger,
+            "ledger": self.ledger,
             "identity": self._experiment.identity(),
             "extra": extra_of(spec, position),
             "num_kept": config.num_kept,
         }
-        if self._has_others:
-            save_args = self._split, chosen_LK, finish, self._attempts, self._prepare, facts
-            self._saving = self._thread.submit(self._host_states.save, agreed, *save_args)
-            return
-        join = partial(_joined, self._split, finish, chosen_LK, self._room)
-        self._write = partial(save_checkpoint, step=done, split=self._split, **facts)
-        self._saving = self._thread.submit(self._save, join, self._write)
-
-    def _save(self, join: Callable[[], Snapshot], write: Callable[..., Manifest]) -> Manifest:
-        self._room = None  # ``join`` overwrites its buffers: half-overwritten ones must not pass for a state
-        snapshot = join()
-        dense = (array for name, array in snapshot.dense.items() if is_model_array(name))
-        if not all(map(is_finite, (*dense, *snapshot.blocks.values()))):
-            raise InvalidState("its values are not finite")
-        self._room = snapshot
-        return self._attempts.run(partial(self._write_here, write, snapshot))
-
-    def _prepare(self) -> None:
-        self._directory.check()  # a process that has taken over the directory may be saving there
-        sync_record(self._directory.path)  # the checkpoint must not outlive the records that its ledger counts
-
-    def _write_here(self, write: Callable[..., Manifest], snapshot: Snapshot) -> Manifest:
-        self._prepare()
-        return write(self._directory.checkpoints_path, snapshot=snapshot)
+        save_args = agreed, self._split, chosen_LK, finish, self._thread.repeat, facts
+        self._saving = self._thread.begin(done, partial(self._host_states.save, *save_args))
 
     def wait(self, seconds: float) -> None:
         """Waits for the checkpoint in progress to end, at most this many seconds."""
@@ -202,24 +174,20 @@ class Checkpointer:
         self._waited_ms = 0.0
         if self._saving is None:
             return []
-        step, start_time = self._begun["step"], time.perf_counter()
+        step, saving, start_time = self._begun["step"], self._saving, time.perf_counter()
         if wait:
-            self._attempts.retry_now()
-        has_ended = wait or self._saving.done()
-        error = self._saving.exception() if has_ended else None
+            self._thread.on(saver.Draining())
+        has_ended = wait or saving.done()
+        error = saving.exception() if has_ended else None
         self._waited_ms = 1000 * (time.perf_counter() - start_time)
-        failures = self._attempts.reported()
-        if error is not None:
-            failures.append(_line_of(error))
-        saving = self._saving
         if has_ended:  # before the events are logged: a full disk may refuse those too
             self._saving, self.is_spoilt = None, isinstance(error, InvalidState)
-            self._unsaved = None if error is None or self.is_spoilt else step
-        for reason in failures:
-            self._directory.log_event("checkpoint_failed", step, error=reason)
+        failures = self._thread.take_failures()
+        for failure in failures:
+            self._directory.log_event("checkpoint_failed", step, error=failure.reason)
         if has_ended and error is None:
             self._note_saved(step, saving.result())
-        return [f"the checkpoint of iteration {step} was not saved: {reason}" for reason in failures]
+        return [failure.line for failure in failures]
 
     def keep_unsaved(self) -> str | None:
         """Writes the last state to a fallback directory if it could not be saved.
@@ -227,24 +195,20 @@ class Checkpointer:
         Returns:
             A line that says where it is; None if nothing was unsaved.
         """
-        if self._unsaved is None:
+        unsaved = self._thread.unsaved
+        if unsaved is None or self.is_busy:
             return None
-        step, room, write = self._unsaved, self._room, self._write
-        self._unsaved = None  # report it only once
-        if room is None or write is None:
-            return f"nothing of the state after iteration {step} could be kept"
-        try:
-            directory = self._directory.checkpoints_path
-            return save_fallback(directory, step, lambda place: write(place, snapshot=room))
-        except RunError as error:
-            return f"the state after iteration {step} could not be kept elsewhere either: {error}"
+        self._thread.on(saver.FallbackRequested())
+        text = self._host_states.keep(unsaved)
+        self._thread.on(saver.Written())  # report it only once
+        return text
 
     def _note_saved(self, step: int, manifest: Manifest | None) -> None:
         if manifest is None:  # only the first host records a save
             return
         self.newest = step
         # Training went on during the save: keep the current counts, and take the rest from the manifest.
-        self._ledger = replace(manifest.ledger, tally=self._ledger.tally)
+        self.ledger = replace(manifest.ledger, tally=self.ledger.tally)
         self._directory.log_event(
             "checkpoint",
             step,
@@ -252,14 +216,14 @@ class Checkpointer:
             stall_ms=self._begun["stall_ms"],
             save_ms=1000 * (time.perf_counter() - self._begun["at"]),
             **save_facts(manifest),
-            **({"bytes_of_hosts": self._host_states.bytes_of_hosts} if self._has_others else {}),
+            **({"bytes_of_hosts": sizes} if (sizes := self._host_states.bytes_of_hosts) else {}),
         )
 
     def snapshot(self, spec: StepSpec, state: TrainState, done: int) -> None:
         """Begins a snapshot if one is due or none exists yet; see ``save`` for the arguments."""
         every = self._experiment.checkpoint.snapshot_every
         if every and spec.live.num_ranks > 1 and (self._peer_snapshots.is_empty or done % every == 0):
-            updates_LE = self._ledger.tally.contained_LE
+            updates_LE = self.ledger.tally.contained_LE
             trouble = self._peer_snapshots.begin(replace(state, slots={}), spec.live, done, updates_LE)
             if trouble is not None:
                 self._directory.log_event("snapshot_failed", done, error=trouble)
@@ -280,9 +244,9 @@ class Checkpointer:
             ledger: ledger that counts the losses.
         """
         assert self._saving is None, "what is being saved is of other ranks"
-        config, has_lost = self._experiment.checkpoint, ledger.tally.num_lost > self._ledger.tally.num_lost
+        config, has_lost = self._experiment.checkpoint, ledger.tally.num_lost > self.ledger.tally.num_lost
         k = dynamic_k(ledger.k, ledger.tally.plt, config.plt_budget, ledger.num_classes) if has_lost else ledger.k
-        self._split, self._room, self._ledger = split_of(spec), None, ledger.emptied(k)
+        self._split, self._host_states.room, self.ledger = split_of(spec), None, ledger.emptied(k)
         self._peer_snapshots.close()
         self._peer_snapshots = PeerSnapshots(self._split, config)
 
@@ -292,12 +256,6 @@ class Checkpointer:
         aside = archive_newer(directory, start.step)
         record_restore(directory, start.manifest, after)
         self._directory.log_event("restore", start.step, **restore_facts(start, after), archived=aside)
-
-
-def _joined(
-    split: StateSplit, finish: Callable[[], list[HostShard]], chosen_LK: np.ndarray, room: Snapshot | None
-) -> Snapshot:
-    return assemble_snapshot(split, finish(), chosen_LK, room)
 
 
 def _begin_or_fail(
@@ -320,48 +278,71 @@ def _fail(error: Exception) -> NoReturn:
     raise error
 
 
-class Attempts:
-    """Repeats a failing action in one thread, and reports its failures to another."""
+class SaverThread:
+    """A thread that writes one state at a time, and repeats failed attempts as a ``Saver`` decides."""
 
     def __init__(self) -> None:
-        self._is_hurried = Event()
-        self._failures: SimpleQueue[str] = SimpleQueue()
+        self._executor, self._changed = one_thread("checkpoint"), Condition()
+        self._saver, self._failures = saver.Saver(), list[saver.FailureReport]()
 
-    def begin(self) -> None:
-        """Resets ``retry_now``: nobody waits for the next action yet."""
-        self._is_hurried.clear()
+    @property
+    def unsaved(self) -> int | None:
+        """Iteration of the last state, if it could not be saved; else None."""
+        return None if (unsaved := self._saver.unsaved) is None else unsaved.step
 
-    def retry_now(self) -> None:
-        """Ends the current pause, so that a failed attempt is repeated once more without delay."""
-        self._is_hurried.set()
+    def begin(self, step: int, save: Callable[[], _Result]) -> Future[_Result]:
+        """Calls a function in the thread that saves the state of an iteration; no other save may be in progress."""
+        self.on(saver.WriteRequest("save", step))
+        return self._executor.submit(self._save, save)
 
-    def run(self, act: Callable[[], _Result]) -> _Result:
+    def repeat(self, write: Callable[[], _Result]) -> _Result:
         """Calls a function and returns its result; repeats it after errors, with pauses as in ``RETRY_PAUSES_S``.
 
         Raises:
             RunError: another process owns the directory; not repeated.
             Exception: the error of the last attempt.
         """
-        for pause_s in RETRY_PAUSES_S:
-            try:
-                return act()
-            except RunError:
-                raise
-            except Exception as error:
-                if self._is_hurried.is_set():
-                    raise
-                self._failures.put(f"{_line_of(error)}; trying again in {pause_s:g} s")
-                self._is_hurried.wait(pause_s)
-        return act()
-
-    def reported(self) -> list[str]:
-        """Returns a line for each attempt that has failed since the last call."""
-        lines = []
         while True:
             try:
-                lines.append(self._failures.get_nowait())
-            except Empty:
-                return lines
+                return write()
+            except Exception as error:
+                self.on(saver.WriteFailed(_line_of(error), is_final=isinstance(error, RunError)))
+                if not self._is_repeated():
+                    raise
+
+    def on(self, event: saver.SaveEvent) -> None:
+        """Reports an event to the saver; any thread may call it."""
+        with self._changed:
+            self._saver, actions = self._saver.on(event, time.monotonic())
+            self._failures += [action for action in actions if isinstance(action, saver.FailureReport)]
+            self._changed.notify_all()
+
+    def take_failures(self) -> list[saver.FailureReport]:
+        """Returns the failed attempts since the last call."""
+        with self._changed:
+            failures, self._failures = self._failures, []
+        return failures
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._executor.shutdown()
+
+    def _save(self, save: Callable[[], _Result]) -> _Result:
+        try:
+            result = save()
+        except BaseException as error:  # the saver knows already of one that ``repeat`` has raised
+            self.on(saver.WriteFailed(_line_of(error), is_final=True, is_invalid=isinstance(error, InvalidState)))
+            raise
+        self.on(saver.Written())
+        return result
+
+    def _is_repeated(self) -> bool:
+        """Waits for the end of the pause; returns False if there is no further attempt."""
+        with self._changed:
+            while (retry_at := self._saver.retry_at) is not None:
+                self._changed.wait(retry_at - time.monotonic())
+                self.on(saver.TimePassed())
+            return self._saver.current is not None
 
 
 def _line_of(error: BaseException) -> str:
@@ -484,15 +465,20 @@ class HostStates:
     """Saves on this host in agreement with the other hosts of the run.
 
     Args:
-        run_dir: run directory.
+        directory: run directory.
         hosts: hosts of the run; a single host agrees with itself.
+
+    Attributes:
+        room: last state, if this is the only host; the next one overwrites it.
+        bytes_of_hosts: bytes of values that each of several hosts wrote in the last checkpoint; known on the first.
     """
 
-    def __init__(self, run_dir: Path, hosts: Hosts):
-        self._directory, self._hosts = run_dir / "checkpoints", hosts
-        self._writer = _WriterProcess(run_dir) if hosts.count > 1 and hosts.is_first else None
+    def __init__(self, directory: RunDirectory, hosts: Hosts):
+        self._directory, self._hosts = directory, hosts
+        self._writer = _WriterProcess(directory.path) if hosts.count > 1 and hosts.is_first else None
+        self._write: Callable[..., Manifest] | None = None
+        self.room: Snapshot | None = None
         self.bytes_of_hosts: list[int] = []
-        """Bytes of values that each host wrote in the last checkpoint; known on the first host."""
 
     def agree(self, step: int, chosen_LK: np.ndarray) -> tuple[Save, np.ndarray]:
         """Waits for all hosts, and returns the save and its experts as the first host has chosen them."""
@@ -506,8 +492,7 @@ class HostStates:
         split: StateSplit,
         chosen_LK: np.ndarray,
         finish: Callable[[], list[HostShard]],
-        attempts: Attempts,
-        prepare: Callable[[], None],
+        repeat: Callable[[Callable[[], Any]], Any],
         facts: Mapping[str, Any],
     ) -> Manifest | None:
         """Writes this host's part of a checkpoint, in any thread.
@@ -517,24 +502,32 @@ class HostStates:
             split: division of the state.
             chosen_LK: classes that are saved, ``[L, K]``.
             finish: function that waits for this host's pieces and returns them.
-            attempts: repeats the first host's attempts to make the files; the other hosts wait meanwhile.
-            prepare: function that the first host calls before each attempt.
-            facts: arguments of ``HostSave.commit``.
+            repeat: calls a function until it succeeds, see ``SaverThread``: the only host's attempts to write the
+                checkpoint, or the first host's to make the files, for which the others wait.
+            facts: arguments of ``save_checkpoint``.
 
         Returns:
             The manifest on the first host; None on the other hosts, which print their errors to stderr.
 
         Raises:
+            InvalidState: the state is not finite.
             Exception: the first host could not write its part, or another host has failed.
         """
-        host_save = HostSave(self._directory, save, self._hosts.index, self._hosts.count, split, chosen_LK)
+        if self._hosts.count == 1:
+            snapshot = self._assembled(split, finish, chosen_LK)
+            self._write = partial(save_checkpoint, step=save.step, split=split, **facts)
+            manifest: Manifest = repeat(partial(self._write_whole, self._write, snapshot))
+            return manifest
+        host_save = HostSave(
+            self._directory.checkpoints_path, save, self._hosts.index, self._hosts.count, split, chosen_LK
+        )
         try:
             pieces = _now(finish)
             if self._writer is not None:
-                attempts.run(partial(_begin, host_save, prepare, self._writer))
+                repeat(partial(self._begin, host_save, self._writer))
             else:
                 host_save.wait()
-            return self._write(host_save, pieces, facts)
+            return self._write_part(host_save, pieces, facts)
         except Exception as error:
             host_save.board.give_up(error)
             if self._hosts.is_first:
@@ -544,7 +537,39 @@ class HostStates:
                 print(f"swift: {text}: {first_line(error)}", file=sys.stderr)
             return None
 
-    def _write(
+    def keep(self, step: int) -> str:
+        """Writes the last state to a fallback directory; returns a line that says where it is, or why it is lost."""
+        room, write = self.room, self._write
+        if room is None or write is None:
+            return saver.nothing_kept(step)
+        try:
+            return save_fallback(self._directory.checkpoints_path, step, lambda place: write(place, snapshot=room))
+        except RunError as error:
+            return saver.FailureReport(saver.WriteRequest("fallback", step), str(error)).line
+
+    def _assembled(self, split: StateSplit, finish: Callable[[], list[HostShard]], chosen_LK: np.ndarray) -> Snapshot:
+        """Returns the whole state, whose model is finite; raises InvalidState if it is not."""
+        room, self.room = self.room, None  # half-overwritten buffers must not pass for a state
+        snapshot = assemble_snapshot(split, finish(), chosen_LK, room)
+        dense = (array for name, array in snapshot.dense.items() if is_model_array(name))
+        if not all(map(is_finite, (*dense, *snapshot.blocks.values()))):
+            raise InvalidState("its values are not finite")
+        self.room = snapshot
+        return snapshot
+
+    def _prepare(self) -> None:
+        self._directory.check()  # a process that has taken over the directory may be saving there
+        sync_record(self._directory.path)  # the checkpoint must not outlive the records that its ledger counts
+
+    def _write_whole(self, write: Callable[..., Manifest], snapshot: Snapshot) -> Manifest:
+        self._prepare()
+        return write(self._directory.checkpoints_path, snapshot=snapshot)
+
+    def _begin(self, save: HostSave, writer: _WriterProcess) -> None:
+        self._prepare()
+        save.begin(partial(writer.write, progress=save.board.sign))
+
+    def _write_part(
         self, host_save: HostSave, pieces: Callable[[], list[HostShard]], facts: Mapping[str, Any]
     ) -> Manifest | None:
         try:
@@ -562,11 +587,6 @@ class HostStates:
         """Ends the writer process, if there is one."""
         if self._writer is not None:
             self._writer.close()
-
-
-def _begin(save: HostSave, prepare: Callable[[], None], writer: _WriterProcess) -> None:
-    prepare()
-    save.begin(partial(writer.write, progress=save.board.sign))
 
 
 def _now(finish: Callable[[], list[HostShard]]) -> Callable[[], list[HostShard]]:

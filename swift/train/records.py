@@ -21,8 +21,7 @@ from swift.pipeline.step.spec import StepSpec
 from swift.runlog.files import ranges_text
 from swift.runlog.reading import measure, read_run
 from swift.runlog.run_directory import RunDirectory
-from swift.schedules.plans.normalize import ChunkAssignment
-from swift.schedules.plans.store import plan_document
+from swift.schedules.plans.normalize import ChunkAssignment, plan_document
 from swift.topology import worker_names
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from swift.runlog.reading import Run
 from swift.schedules.planners.lockstep import lockstep
-from swift.schedules.plans.normalize import ChunkAssignment, after_moves, normalize
-from swift.schedules.plans.store import plan_document
+from swift.schedules.plans.normalize import ChunkAssignment, after_moves, normalize, plan_document
 from swift.schedules.problem import Problem
 from swift.topology import Topology
 from tests.runlog.records import metrics_of

@@ -10,8 +10,8 @@ from swift.errors import SettingError
 from swift.report.history import history_of
 from swift.report.sections import coverage_of, coverage_section, plans_section, schedule_of, timeline_section
 from swift.schedules.planners.lockstep import lockstep
-from swift.schedules.plans.normalize import after_moves, denormalize, moves_to_spread, normalize
-from swift.schedules.plans.store import CorruptPlanError, plan_document, read_plan
+from swift.schedules.plans.normalize import after_moves, denormalize, moves_to_spread, normalize, plan_document
+from swift.schedules.plans.store import CorruptPlanError, read_plan
 from swift.schedules.problem import Problem
 from swift.schedules.rules import verify
 from swift.topology import Topology

@@ -16,8 +16,8 @@ from swift.schedules.milp.chunks import prove_chunks
 from swift.schedules.milp.proof import milp_proof
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.lockstep import lockstep
-from swift.schedules.plans.normalize import normalize
-from swift.schedules.plans.store import plan_document, read_plan
+from swift.schedules.plans.normalize import normalize, plan_document
+from swift.schedules.plans.store import read_plan
 from swift.schedules.problem import Chunk, Costs, Kind, Problem, common_chunks
 from swift.schedules.rules import violations
 from swift.schedules.schedule import peak_memory, period, round_of

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules.plans.normalize import denormalize, normalize
-from swift.schedules.plans.store import VERSION, CorruptPlanError, PlanStore, decode, encode, plan_key
+from swift.schedules.plans.normalize import VERSION, denormalize, normalize
+from swift.schedules.plans.store import CorruptPlanError, PlanStore, decode, encode, plan_key
 from swift.schedules.problem import Costs, Problem
 from swift.schedules.registry import PLANNERS
 from swift.schedules.rules import ScheduleError, verify

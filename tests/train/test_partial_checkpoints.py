@@ -181,7 +181,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(experiment, again):
 @pytest.fixture
 def full_disk(monkeypatch, tmp_path):
     """Has writing into run directories fail where it is asked to; pauses are short, and other places this test's."""
-    monkeypatch.setattr("swift.train.checkpointer.RETRY_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr("swift.checkpoint.saver.RETRY_PAUSES_S", (0.01, 0.01))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     monkeypatch.setattr("swift.train.saved_state._MEMORY", tmp_path / "elsewhere")
@@ -270,7 +270,7 @@ def test_the_record_is_on_the_disk_before_a_checkpoint_counts_on_it(experiment, 
         raise OSError("is not written")
 
     monkeypatch.setattr("swift.train.checkpointer.save_checkpoint", save)
-    monkeypatch.setattr("swift.train.checkpointer.RETRY_PAUSES_S", ())
+    monkeypatch.setattr("swift.checkpoint.saver.RETRY_PAUSES_S", ())
     run_dir = tmp_path / "run"
     with pytest.raises(RunError, match="is not written"):
         train(experiment, TrainOptions(run_dir, "", prepare="none", stop_at=1))

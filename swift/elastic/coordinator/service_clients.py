@@ -1,8 +1,8 @@
 """The supervisor's clients of the two services: they start a service, restart it after its death, and kill it if late.
 
-``CheckpointClient`` waits for all parts of a snapshot, requests saves and loads, and retries failed saves; a run cannot
-continue without its service. ``CompileClient`` requests programs in advance; without its service members compile for
-themselves.
+``CheckpointClient`` waits for all parts of a snapshot, and requests saves and loads as ``swift.checkpoint.saver``
+decides; a run cannot continue without its service. ``CompileClient`` requests programs in advance; without its service
+members compile for themselves.
 """
 
 import signal
@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from swift.checkpoint import saver
 from swift.checkpoint.manifest import checkpoint_path, checkpoint_steps, read_manifest
-from swift.checkpoint.writer import RETRY_PAUSES_S
 from swift.elastic.membership.messages import Process, ShardLayout, StateId, complete_workers, covers_whole_state
 from swift.elastic.transport.children import Children
 from swift.elastic.transport.messages import (
@@ -23,7 +23,7 @@ from swift.elastic.transport.messages import (
     COMPILE_REQUESTS,
     Alive,
     CheckpointAnswer,
-    CheckpointCommand,
+    CommandFailed,
     CompileFailed,
     CompileRequest,
     CutPrepared,
@@ -31,7 +31,6 @@ from swift.elastic.transport.messages import (
     Prepared,
     Reshard,
     SaveCheckpoint,
-    Saved,
     SnapshotKept,
 )
 from swift.errors import SettingError
@@ -41,9 +40,6 @@ from swift.topology import Worker
 CHECKPOINT_SERVICE, COMPILE_SERVICE = "checkpoint-service", "compile-service"
 """Names of the two services as child processes, in logs and in events."""
 _MAX_STARTS = 3
-_RECORD_S = 10.0
-"""Seconds that a save waits for the record of its iteration. If all members that had the record have died, it never
-comes."""
 
 
 class _RecordProgress(Protocol):
@@ -59,11 +55,7 @@ class _RecordProgress(Protocol):
 
 
 class CheckpointClient:
-    """Sends one request at a time to the checkpoint service, and restarts the service if it dies.
-
-    A failed save is retried after pauses, see ``RETRY_PAUSES_S``, unless a newer save is requested first. A save is
-    held back until the record of its iteration is in the file: if the run ended in between, the record would be missing
-    after a resume.
+    """Sends requests to the checkpoint service, and starts, kills and restarts it, as a ``Saver`` decides.
 
     Args:
         children: child processes of the run; the service is one of them.
@@ -95,20 +87,11 @@ class CheckpointClient:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._children, self._command, self._log, self._directory = children, command, log, directory
-        self._has_origin, self._own_cut = has_origin, own_cut
+        self._has_origin, self._own_cut, self._record, self._clock = has_origin, own_cut, record, clock
         self._run, self._cuts = tuple(processes), dict[int, ChunkAssignment]()
         self.set_processes(processes)
         self._parts: dict[StateId, set[Process]] = {}
-        self._requests: list[CheckpointCommand] = []  # in order; the first one has been sent, or is held back
-        self._record, self._is_held, self._requested_at = record, False, 0.0
-        self._start_s, self._deadline_s, self._clock = start_s, deadline_s, clock
-        self._ready_by = 0.0  # time by which the service should have started
-        # When the request in progress was sent; None: there is none, or the service is being killed.
-        self._sent_at: float | None = None
-        self._num_starts = 0  # consecutive starts without an answer in between
-        self._unsaved: SaveCheckpoint | None = None  # newest save, if it has failed
-        self._num_failures = 0
-        self._retry_at: float | None = None
+        self._saver = saver.Saver(deadline_s=deadline_s, start_s=start_s, is_running=False)
 
     def set_processes(
         self, processes: Sequence[Process], generation: int = 0, cut: ChunkAssignment = DEFAULT_ASSIGNMENT
@@ -150,26 +133,12 @@ class CheckpointClient:
     @property
     def is_busy(self) -> bool:
         """Whether a request is unanswered, or a save is to be retried."""
-        return bool(self._requests) or self._retry_at is not None
+        return self._saver.is_busy
 
     @property
-    def unsaved(self) -> SaveCheckpoint | None:
-        """Newest save, if it has failed or is held back; else None."""
-        request = self._requests[0] if self._is_held else None
-        return request if isinstance(request, SaveCheckpoint) else self._unsaved
-
-    @property
-    def pause_s(self) -> float | None:
-        """Seconds until a failed save is retried; None: no retry is due."""
-        return None if self._retry_at is None else self._retry_at - self._clock()
-
-    def start(self) -> None:
-        """Starts the service unless it is running."""
-        if CHECKPOINT_SERVICE not in self._children:
-            self._num_starts += 1
-            self._ready_by = self._clock() + self._start_s
-            self._children.start(CHECKPOINT_SERVICE, self._command, self._log)
-            self._send_next()
+    def unsaved(self) -> int | None:
+        """Iteration of the newest state that was to be saved, if that has failed or is held back; else None."""
+        return None if (unsaved := self._saver.unsaved) is None else unsaved.step
 
     def add(self, snapshot: SnapshotKept, *, is_full: bool = False) -> None:
         """Notes that a member has stored its part of a snapshot, and requests a save once all parts are there."""
@@ -177,104 +146,54 @@ class CheckpointClient:
         parts.add(snapshot.member.process)
         cut = self._cuts.get(snapshot.stamp.generation, DEFAULT_ASSIGNMENT)
         if covers_whole_state(self._processes, parts, cut or self._own_cut):
-            self._unsaved, self._num_failures, self._retry_at = None, 0, None
             # Some ranks of an incomplete worker, which is not needed, may have stored their parts already.
             complete = complete_workers(self._processes, parts)
             holders = tuple(sorted(process for process in parts if process.worker in complete))
-            self._request(SaveCheckpoint(snapshot.stamp, holders, is_full, cut=cut))
+            command = SaveCheckpoint(snapshot.stamp, holders, is_full, cut=cut)
+            self._request(saver.WriteRequest("save", snapshot.stamp.step, command))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
     def load(self, generation: int, processes: Sequence[Process]) -> None:
         """Requests to load the newest checkpoint, after all earlier requests; a failed save is retried once before."""
-        if self._unsaved is not None and self._unsaved not in self._requests:
-            self._retry(self._unsaved)
-        self._request(LoadCheckpoint(None, generation, tuple(processes)))
+        self._request(saver.WriteRequest("load", command=LoadCheckpoint(None, generation, tuple(processes))))
 
     def reshard(self, stamp: StateId, layout: ShardLayout, generation: int, processes: Sequence[Process]) -> None:
         """Requests to reshard a state for these processes."""
-        self._request(Reshard(stamp, layout, generation, tuple(processes)))
+        command = Reshard(stamp, layout, generation, tuple(processes))
+        self._request(saver.WriteRequest("reshard", stamp.step, command))
 
-    def take_answer(self, line: str) -> CheckpointAnswer:
-        """Reads the answer to the request in progress, and sends the next request."""
-        self._num_starts, self._ready_by = 1, self._clock()
-        answer, command = CHECKPOINT_ANSWERS.read(line), self._requests.pop(0)
-        if isinstance(command, SaveCheckpoint) and not command.is_elsewhere:
-            self._after_save(command, is_saved=isinstance(answer, Saved))
-        self._send_next()
-        return answer
+    def take_answer(self, line: str) -> CheckpointAnswer | saver.FailureReport:
+        """Reads the answer to the request in progress, and sends the next request; a failed write is a report."""
+        answer = CHECKPOINT_ANSWERS.read(line)
+        outcome = saver.WriteFailed(answer.reason) if isinstance(answer, CommandFailed) else saver.Written()
+        return next((action for action in self.on(outcome) if isinstance(action, saver.FailureReport)), answer)
 
-    def send_if_due(self) -> None:
-        """Sends a save whose record has been written, and retries a failed save after its pause."""
-        if self._is_held:
-            self._send_next()
-        if self._unsaved is not None and self._retry_at is not None and self._clock() >= self._retry_at:
-            self._retry(self._unsaved)
+    def on(self, event: saver.SaveEvent) -> tuple[saver.SaveAction, ...]:
+        """Reports an event to the saver; returns its actions, which have been carried out as far as children go."""
+        self._saver, actions = self._saver.on(event, self._clock())
+        for action in actions:
+            match action:
+                case saver.WriterAction.START:
+                    self._children.start(CHECKPOINT_SERVICE, self._command, self._log)
+                case saver.WriterAction.KILL:
+                    self._children.signal(CHECKPOINT_SERVICE, signal.SIGKILL)
+                case saver.Write(request):
+                    command = request.command
+                    if request.kind == "fallback":
+                        command = command._replace(is_elsewhere=True)
+                    self._children.send(CHECKPOINT_SERVICE, CHECKPOINT_COMMANDS.line(command))
+        return actions
 
-    def save_fallback(self) -> None:
-        """Requests to save an unsaved state outside the run directory, at the end of a run."""
-        if (save := self.unsaved) is not None:
-            self._retry_at = None
-            self._request(save._replace(is_elsewhere=True))
+    def tick(self, *, has_slept: bool = False) -> tuple[saver.SaveAction, ...]:
+        """Sends what is due, and kills a service that is late; see ``on``."""
+        return self._note_record() + self.on(saver.TimePassed(has_slept))
 
-    def died(self) -> bool:
-        """Restarts the service after its death; returns False if it has died too often."""
-        if self._num_starts >= _MAX_STARTS:
-            return False
-        if [type(command) for command in self._requests[:2]] == [SaveCheckpoint, SaveCheckpoint]:
-            del self._requests[0]  # not sent again, since a newer save waits
-        self.start()
-        return True
+    def _request(self, request: saver.WriteRequest) -> None:
+        self._note_record()
+        self.on(request)
 
-    def kill_if_late(self) -> bool:
-        """Kills the service if its answer is late; returns whether it was. ``died`` follows."""
-        if self._sent_at is None or self._clock() <= max(self._sent_at, self._ready_by) + self._deadline_s:
-            return False
-        self._sent_at = None
-        self._children.signal(CHECKPOINT_SERVICE, signal.SIGKILL)
-        return True
-
-    def _after_save(self, command: SaveCheckpoint, *, is_saved: bool) -> None:
-        if any(isinstance(other, SaveCheckpoint | LoadCheckpoint) for other in self._requests):
-            self._unsaved = None  # no retry: a newer state is to be saved, or the run resumes from another one
-            return
-        self._unsaved = None if is_saved else command
-        self._num_failures = 0 if is_saved else self._num_failures + 1
-        is_retried = 0 < self._num_failures <= len(RETRY_PAUSES_S)
-        self._retry_at = self._clock() + RETRY_PAUSES_S[self._num_failures - 1] if is_retried else None
-
-    def _retry(self, save: SaveCheckpoint) -> None:
-        self._retry_at = None
-        self._request(save)
-
-    def _request(self, command: CheckpointCommand) -> None:
-        """Queues a request. A newer save replaces waiting saves, whose snapshots may be gone before they are sent."""
-        if isinstance(command, SaveCheckpoint):
-            num_sent, self._requested_at = 0 if self._is_held else 1, self._clock()
-            self._requests = [
-                old
-                for index, old in enumerate(self._requests)
-                if index < num_sent or not isinstance(old, SaveCheckpoint)
-            ]
-        self._requests.append(command)
-        if CHECKPOINT_SERVICE not in self._children:
-            self.start()
-        elif len(self._requests) == 1 or self._is_held:
-            self._send_next()
-
-    def _send_next(self) -> None:
-        """Sends the first request. Only one is sent at a time, so that the pipe never fills up and blocks."""
-        self._sent_at, self._is_held = None, bool(self._requests) and self._awaits_record(self._requests[0])
-        if self._requests and not self._is_held:
-            self._children.send(CHECKPOINT_SERVICE, CHECKPOINT_COMMANDS.line(self._requests[0]))
-            self._sent_at = self._clock()
-
-    def _awaits_record(self, command: CheckpointCommand) -> bool:
-        if not isinstance(command, SaveCheckpoint) or command.is_elsewhere:
-            return False
-        step, has_time = command.stamp.step, self._clock() < self._requested_at + _RECORD_S
-        if self._record.written < step and not (has_time and len(self._requests) == 1):
-            return False  # the record is lost, or other requests wait for this save
-        return self._record.on_file < step
+    def _note_record(self) -> tuple[saver.SaveAction, ...]:
+        return self.on(saver.RecordWritten(self._record.written, self._record.on_file))
 
 
 class CompileClient:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from swift.checkpoint import saver
 from swift.deadlines import Deadlines
 from swift.elastic.coordinator.fault_injection import Fault, FaultInjection
 from swift.elastic.coordinator.service_clients import (
@@ -172,7 +173,7 @@ class ServiceMonitor:
 
     Attributes:
         saved: iteration of the last checkpoint.
-        failure: text on the last failed save, for the user.
+        failure: text on the last failed save, for the user; empty once a save has succeeded.
     """
 
     def __init__(self, context: RunContext):
@@ -186,18 +187,16 @@ class ServiceMonitor:
         answer = self._context.checkpoints.take_answer(line)
         match answer:
             case Saved(step, seconds, path, facts):
-                self.saved = step
+                self.saved, self.failure = step, ""
                 self._reporter.note("checkpoint", step, None, path=path, save_ms=1000 * seconds, **facts)
                 self._reporter.saved(step)
             case KeptElsewhere(_, text):
                 self.failure = text
             case StateRestored():
                 return self._restored(answer, membership)
-            case CommandFailed("save", step, reason, _):
-                pause_s = self._context.checkpoints.pause_s
-                again = "" if pause_s is None else f"; trying again in {pause_s:.0f} s"
-                text = self.failure = f"the checkpoint of iteration {step} was not saved: {reason}{again}"
-                self._reporter.note("checkpoint_failed", step or 0, text, error=reason)
+            case saver.FailureReport(request, reason):
+                self.failure = answer.line
+                self._reporter.note("checkpoint_failed", request.step, answer.line, error=reason)
             case CommandFailed("reshard", step, reason, generation):
                 lost = f"the state after iteration {step} is lost: {reason}"
                 return RestoreFailed(generation, time.monotonic(), lost)
@@ -225,14 +224,21 @@ class ServiceMonitor:
         self._reporter.note("compiled", written, None, failed=failed, seconds=answer.seconds, **ranks)
         return None
 
-    def kill_late(self, now: float) -> None:
-        """Kills services that are late, and replaces services that were killed and do not die."""
+    def tick(self, now: float, *, has_slept: bool) -> None:
+        """Sends requests that are due, kills services that are late, and replaces those that do not die of it.
+
+        Args:
+            now: present time.
+            has_slept: whether the machine was asleep, so that answers may be unread: nothing is killed.
+        """
         written, limits = self._reporter.written, self._context.spec.deadlines
-        if self._context.checkpoints.kill_if_late():
+        if saver.WriterAction.KILL in self._context.checkpoints.tick(has_slept=has_slept):
             reason = f"did not answer for {limits.saving:g} s"
             text = f"the checkpoint service {reason}: killed"
             self._reporter.note("process_killed", written, text, process=CHECKPOINT_SERVICE, reason=reason)
             self._killed[CHECKPOINT_SERVICE] = now
+        if has_slept:
+            return
         if self._context.programs.kill_if_silent():
             reason = "sent no heartbeat in time"
             self._reporter.note("process_killed", written, None, process=COMPILE_SERVICE, reason=reason)
@@ -244,7 +250,9 @@ class ServiceMonitor:
     def died(self, service: Hashable) -> None:
         """Restarts a service after its death; raises RunError if the run cannot continue without it."""
         self._killed.pop(service, None)
-        if service == CHECKPOINT_SERVICE and not self._context.checkpoints.died():
+        if service == CHECKPOINT_SERVICE and saver.WriterAction.GIVE_UP in self._context.checkpoints.on(
+            saver.WriterDied()
+        ):
             reason = f"the checkpoint service has died too often, see {self._context.spec.log(CHECKPOINT_SERVICE)}"
             raise RunError(f"{reason}: stopped; {self._context.remedy}")
         if service == COMPILE_SERVICE and not self._context.programs.died():
@@ -447,8 +455,7 @@ class _MembershipDriver:
             self.report(ClockJumped(now))
         self._ticked = now
         self.report(Tick(now))
-        if now >= self.membership.paused_until:
-            self.services.kill_late(now)
+        self.services.tick(now, has_slept=now < self.membership.paused_until)
 
     def report(self, event: Event | None) -> None:
         """Reports an event to the membership and carries out the commands, repeatedly if these cause further events."""
@@ -562,7 +569,7 @@ class _MembershipDriver:
             self.send(form.members, Halt(form.number, 0))
         self.send(form.members, command)
         self._context.checkpoints.set_processes(processes, form.number, form.cut)
-        self._context.checkpoints.start()
+        self._context.checkpoints.on(saver.WriterNeeded())
         present = {process.worker for process in processes}
         failed = frozenset(process.worker for process in membership.processes if process.worker not in present)
         num_ranks = len(processes) if membership.policy.is_elastic else None
@@ -646,21 +653,23 @@ class Supervisor:
             self._reporter.check()
         except RunError:
             return None  # the checkpoint service would clean up in a directory that another run now owns
-        if checkpoints.unsaved is None:
+        if (step := checkpoints.unsaved) is None:
             return None
-        checkpoints.save_fallback()
+        services.failure = services.failure or saver.nothing_kept(step)
+        checkpoints.on(saver.FallbackRequested())
         limit_s = 2 * self._spec.deadlines.saving  # ends the wait also for a service that cannot be killed
         deadline = min(time.monotonic() + limit_s, self._stop_by)
         while checkpoints.is_busy and time.monotonic() < deadline:
             deaths = self._context.children.deaths()
-            if any(death.child == CHECKPOINT_SERVICE and not checkpoints.died() for death in deaths):
+            has_died = any(death.child == CHECKPOINT_SERVICE for death in deaths)
+            if has_died and saver.WriterAction.GIVE_UP in checkpoints.on(saver.WriterDied()):
                 break
             for child, line, _ in self._context.children.received(_PAUSE_S):
                 with suppress(OSError, RunError):  # the disk that failed may not take the log lines either
                     if child == CHECKPOINT_SERVICE:
                         services.take_checkpoint_answer(line, self._driver.membership)
-            checkpoints.kill_if_late()
-        return services.failure
+            checkpoints.tick()
+        return services.failure or None
 
     def _turn(self) -> None:
         """Runs one round of the event loop: everything that has happened since the last turn, faults, and restarts."""
@@ -674,7 +683,6 @@ class Supervisor:
         if (text := self._mender.news()) is not None:
             self._reporter.note("directories", self._reporter.written, text, reason=text)
         self._driver.turn()
-        self._context.checkpoints.send_if_due()
         newest = max((status.finished for status in self._driver.membership.statuses.values()), default=0)
         for fault in self._spec.faults.due(newest, lambda process: self._context.programs.is_compiled(process.worker)):
             self._inject(fault)

@@ -9,21 +9,27 @@ Without uniform pipelines every failure set is a problem of its own, and every r
 vacates one role at a time, the one whose absence gives the smallest bound. ``ChunkAssignment`` records which workers
 hold which chunks, for a run's own cut or for a recut.
 
+``plan_document`` describes the plan of a normalized problem, for a run's record and for ``PlanStore``.
+
 Shape suffixes: D pipelines, P stages.
 """
 
+import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from swift.errors import SettingError, check_count
 from swift.schedules.bounds import tight_bound, tight_stage_bound
 from swift.schedules.problem import Kind, Problem
-from swift.schedules.schedule import Schedule
+from swift.schedules.schedule import Schedule, round_of
 from swift.topology import Topology, Worker
+
+VERSION = 1
+"""Version of the format and of the planners' results; a higher one makes every stored plan be planned again."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +233,51 @@ def plans_to_prepare(problem: Problem, max_failures: int, *, move_roles: bool = 
             yield canonical(problem, spread(problem, num_failures))
         else:
             yield from (canonical(problem, counts) for counts in _count_vectors(P, D, num_failures))
+
+
+def plan_document(schedule: Schedule) -> dict[str, Any]:
+    """Describes the plan of a normalized problem as JSON: the ``plan`` in a file."""
+    iteration_plan = round_of(schedule)
+    arrays = {name: _flat(value) for name, value in vars(iteration_plan).items() if name != "period"}
+    return plan_header(schedule.problem, schedule.solver) | {"round": arrays | {"period": iteration_plan.period}}
+
+
+def plan_header(problem: Problem, solver: str) -> dict[str, Any]:
+    """Describes a problem and its planner; identical for all problems with the same normalized form."""
+    limit, number, fields = problem.memory_limit, problem.num_microbatches, chunk_fields(problem)
+    if not problem.is_uniform:
+        fields["failed"] = [list(worker) for worker in sorted(problem.failed)]
+    return {
+        "version": VERSION,
+        "solver": solver,
+        "problem": fields
+        | {
+            "num_pipelines": problem.num_pipelines,
+            "num_microbatches": number if isinstance(number, int) else list(number),
+            "num_stages": problem.num_stages,
+            "failures": list(failure_counts(problem)),
+            # Adding 0.0 gives equal problems equal text: 8 and 8.0, or 0.0 and -0.0, would have different hashes.
+            "costs": {name: value + 0.0 for name, value in asdict(problem.costs).items()},
+            "memory_limit": None if limit is None else float(limit),
+            "num_iterations": problem.num_iterations,
+            "decoupled": problem.decoupled,
+            "staggered": problem.staggered,
+        },
+    }
+
+
+def _flat(values: np.ndarray) -> list[Any]:
+    return [None if math.isnan(value) else value for value in values.ravel().tolist()]
+
+
+def chunk_fields(problem: Problem) -> dict[str, Any]:
+    """Describes the problem's chunks and the stages that hold them; omits default values."""
+    fields: dict[str, Any] = {}
+    if problem.chunks:
+        fields["chunks"] = [asdict(chunk) for chunk in problem.chunks]
+    if problem.stage_of_chunk:
+        fields["stage_of_chunk"] = [list(stages) for stages in problem.stage_of_chunk]
+    return fields
 
 
 def _count_vectors(num_stages: int, num_pipelines: int, total: int) -> Iterator[tuple[int, ...]]:

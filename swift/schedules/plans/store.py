@@ -32,12 +32,11 @@ In the document (``document``) times are in the unit of the costs, memory is in 
 """
 
 import json
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,15 @@ from swift.schedules.lowering.lower import lower
 from swift.schedules.lowering.tick_table import TickTable
 from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
 from swift.schedules.planners.baselines import one_f_one_b, zero_bubble
-from swift.schedules.plans.normalize import canonical, denormalize, failure_counts, normalize
+from swift.schedules.plans.normalize import (
+    VERSION,
+    canonical,
+    chunk_fields,
+    denormalize,
+    normalize,
+    plan_document,
+    plan_header,
+)
 from swift.schedules.problem import COST_NAMES, Chunk, Costs, Kind, Problem
 from swift.schedules.registry import Planner
 from swift.schedules.rules import verify
@@ -62,13 +69,9 @@ from swift.schedules.schedule import (
     makespan,
     peak_memory,
     period,
-    round_of,
     window_period,
 )
 from swift.topology import Topology, worker_name, worker_names
-
-VERSION = 1
-"""Version of the format and of the planners' results; a higher one makes every stored plan be planned again."""
 
 
 def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) -> dict[str, Any]:
@@ -111,28 +114,15 @@ def _fault_free_periods(problem: Problem) -> dict[str, float]:
     problem = replace(problem, failed=frozenset(), decoupled=True, staggered=True)
     if not (problem.is_plain and problem.is_uniform):
         return {}
-    return {
-        "one_f_one_b": period(one_f_one_b(problem)),
-        "zero_bubble": period(zero_bubble(problem)),
-    }
-
-
-def _chunk_fields(problem: Problem) -> dict[str, Any]:
-    """Describes the problem's chunks and the stages that hold them; omits default values."""
-    fields: dict[str, Any] = {}
-    if problem.chunks:
-        fields["chunks"] = [asdict(chunk) for chunk in problem.chunks]
-    if problem.stage_of_chunk:
-        fields["stage_of_chunk"] = [list(stages) for stages in problem.stage_of_chunk]
-    return fields
+    return {"one_f_one_b": period(one_f_one_b(problem)), "zero_bubble": period(zero_bubble(problem))}
 
 
 def _describe(problem: Problem) -> dict[str, Any]:
-    limit, number, chunk_fields = problem.memory_limit, problem.num_microbatches, _chunk_fields(problem)
+    limit, number, fields = problem.memory_limit, problem.num_microbatches, chunk_fields(problem)
     runs = {worker_name(worker): problem.runs_of(worker) for worker in problem.live_workers}
     if any(runs.values()):
-        chunk_fields["blocks"] = {worker: [list(run) for run in worker_runs] for worker, worker_runs in runs.items()}
-    return chunk_fields | {
+        fields["blocks"] = {worker: [list(run) for run in worker_runs] for worker, worker_runs in runs.items()}
+    return fields | {
         "topology": {"num_pipelines": problem.num_pipelines, "num_stages": problem.num_stages},
         "failed": worker_names(problem.failed),
         "num_microbatches": number if isinstance(number, int) else list(number),
@@ -269,14 +259,7 @@ class PlanStore:
 
 def plan_key(problem: Problem, solver: str) -> str:
     """Returns a hexadecimal hash of a problem's normalized form, the planner's name and the format version."""
-    return sha256(_dump(_header(problem, solver))).hexdigest()
-
-
-def plan_document(schedule: Schedule) -> dict[str, Any]:
-    """Describes the plan of a normalized problem as JSON: the ``plan`` in a file."""
-    iteration_plan = round_of(schedule)
-    arrays = {name: _flat(value) for name, value in vars(iteration_plan).items() if name != "period"}
-    return _header(schedule.problem, schedule.solver) | {"round": arrays | {"period": iteration_plan.period}}
+    return sha256(_dump(plan_header(problem, solver))).hexdigest()
 
 
 def read_plan(document: Mapping[str, Any]) -> Schedule:
@@ -337,7 +320,7 @@ def _read_plan(plan: dict[str, Any], problem: Problem, solver: str) -> Schedule:
     if plan["version"] != VERSION:
         raise CorruptPlanError(f"it has version {plan['version']}, not {VERSION}")
     fields = plan.pop("round")
-    if plan != _header(problem, solver):
+    if plan != plan_header(problem, solver):
         raise CorruptPlanError("it holds the plan of another problem")
     iteration_plan = _read_round(fields, problem)
     schedule = Schedule.from_round(problem, solver, iteration_plan)
@@ -357,34 +340,6 @@ def _read_round(fields: dict[str, Any], problem: Problem) -> Round:
     if not all(np.isfinite(times).all() for times in (start[:, exists], update, period)):
         raise CorruptPlanError("it has times that are not finite")
     return Round(executor.astype(np.int32).reshape(shape), start, update.reshape(P), float(period))
-
-
-def _flat(values: np.ndarray) -> list[Any]:
-    return [None if math.isnan(value) else value for value in values.ravel().tolist()]
-
-
-def _header(problem: Problem, solver: str) -> dict[str, Any]:
-    """Describes a problem and its planner; identical for all problems with the same normalized form."""
-    limit, number, chunk_fields = problem.memory_limit, problem.num_microbatches, _chunk_fields(problem)
-    if not problem.is_uniform:
-        chunk_fields["failed"] = [list(worker) for worker in sorted(problem.failed)]
-    return {
-        "version": VERSION,
-        "solver": solver,
-        "problem": chunk_fields
-        | {
-            "num_pipelines": problem.num_pipelines,
-            "num_microbatches": number if isinstance(number, int) else list(number),
-            "num_stages": problem.num_stages,
-            "failures": list(failure_counts(problem)),
-            # Adding 0.0 gives equal problems equal text: 8 and 8.0, or 0.0 and -0.0, would have different hashes.
-            "costs": {name: value + 0.0 for name, value in asdict(problem.costs).items()},
-            "memory_limit": None if limit is None else float(limit),
-            "num_iterations": problem.num_iterations,
-            "decoupled": problem.decoupled,
-            "staggered": problem.staggered,
-        },
-    }
 
 
 def _dump(value: object) -> bytes:

@@ -134,8 +134,7 @@ class Stage:
 class Kept:
     """Checkpoints: each takes so many turns."""
 
-    newest, newest_is_complete, kill_if_late, died = None, False, lambda _: False, lambda _: True
-    unsaved = None
+    newest, newest_is_complete, unsaved = None, False, None
 
     def __init__(self, turns):
         self.turns, self.asked, self.added = turns, [], 0
@@ -158,11 +157,11 @@ class Kept:
     def set_processes(self, *_):
         pass
 
-    def start(self):
-        pass
+    def on(self, _):
+        return ()
 
-    def send_if_due(self):
-        pass
+    def tick(self, **_):
+        return ()
 
 
 class Told:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from swift.elastic.membership.messages import Member, StateId
-from swift.elastic.transport.messages import WORKER_MESSAGES, SaveCheckpoint, SnapshotMissed
+from swift.elastic.transport.messages import WORKER_MESSAGES, SnapshotMissed
 from swift.errors import RunError
 from tests.elastic.coordinator.acted_runs import PROCESSES, STEP_S, Run
 
@@ -118,7 +118,7 @@ def test_an_older_state_that_could_not_be_kept_does_not_matter_in_the_end(monkey
 
 def test_where_saving_fails_half_of_the_time_is_for_keeping_the_state_elsewhere(monkeypatch):
     run, begun = Run(monkeypatch, turns=10**9, stopping=4.0), time.monotonic()
-    run.kept.unsaved = SaveCheckpoint(StateId(1, 9), ())
+    run.kept.unsaved = 9
     run.stops_after(5)
     assert 2 <= time.monotonic() - begun < 4
 
@@ -128,7 +128,7 @@ def test_a_directory_that_is_another_s_is_not_tidied_up(monkeypatch):
         raise RunError("no longer belongs to this process")
 
     run = Run(monkeypatch)
-    run.kept.unsaved, run.told.check = SaveCheckpoint(StateId(1, 9), ()), is_lost
+    run.kept.unsaved, run.told.check = 9, is_lost
     assert run.supervisor.keep_unsaved() is None
 
 
