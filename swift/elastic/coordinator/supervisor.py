@@ -250,9 +250,8 @@ class ServiceMonitor:
     def died(self, service: Hashable) -> None:
         """Restarts a service after its death; raises RunError if the run cannot continue without it."""
         self._killed.pop(service, None)
-        if service == CHECKPOINT_SERVICE and saver.WriterAction.GIVE_UP in self._context.checkpoints.on(
-            saver.WriterDied()
-        ):
+        checkpoints = self._context.checkpoints
+        if service == CHECKPOINT_SERVICE and saver.WriterAction.GIVE_UP in checkpoints.on(saver.WriterDied()):
             reason = f"the checkpoint service has died too often, see {self._context.spec.log(CHECKPOINT_SERVICE)}"
             raise RunError(f"{reason}: stopped; {self._context.remedy}")
         if service == COMPILE_SERVICE and not self._context.programs.died():

@@ -5,9 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from swift.checkpoint.saver import FailureReport, WriterAction, WriteRequest
+from swift.elastic.coordinator.service_clients import CHECKPOINT_SERVICE
 from swift.elastic.coordinator.supervisor import ServiceMonitor
 from swift.elastic.membership.messages import StateId
 from swift.elastic.transport.messages import StateRestored
+from swift.errors import RunError
 from swift.report.history import history_of, incidents_of
 from swift.runlog.files import Metrics
 from swift.runlog.reading import Run
@@ -47,3 +50,26 @@ def test_a_state_that_is_there_again_is_an_event_that_the_report_knows(is_reshar
     timed = [one | {"time": "2026-01-01T00:00:00+00:00"} for one in reporter.events]
     run = Run(Path("run"), "run", "", Metrics.of([]), timed, None)
     assert [one.what for one in incidents_of(run, history_of(run))] == [said]
+
+
+def test_a_save_that_has_failed_is_an_event_and_the_last_word_on_it():
+    reporter, report = Recorder(), FailureReport(WriteRequest("save", 4), "full; trying again in 2 s")
+    monitor = ServiceMonitor(
+        SimpleNamespace(reporter=reporter, checkpoints=SimpleNamespace(take_answer=lambda _: report))
+    )
+    assert monitor.take_checkpoint_answer("", None) is None
+    assert monitor.failure == report.line
+    assert reporter.events[1:] == [{"event": "checkpoint_failed", "step": 4, "error": report.reason}]
+
+
+@pytest.mark.parametrize("action", [WriterAction.START, WriterAction.GIVE_UP])
+def test_a_run_ends_when_its_checkpoint_service_is_given_up_and_not_before(action):
+    checkpoints = SimpleNamespace(on=lambda _: (action,))
+    spec = SimpleNamespace(log=lambda name: f"logs/{name}.log")
+    context = SimpleNamespace(reporter=Recorder(), checkpoints=checkpoints, spec=spec, remedy="resume")
+    monitor = ServiceMonitor(context)
+    if action is WriterAction.START:
+        monitor.died(CHECKPOINT_SERVICE)
+        return
+    with pytest.raises(RunError, match=r"died too often, see logs/checkpoint-service.log: stopped; resume"):
+        monitor.died(CHECKPOINT_SERVICE)
