@@ -150,6 +150,11 @@ class FailureReport(NamedTuple):
 SaveAction = Write | WriterAction | FailureReport
 
 
+def newest_text(newest: int | None) -> str:
+    """Returns a phrase for the user about the newest checkpoint of a run; None: there is none."""
+    return "no other checkpoint is there" if newest is None else f"the checkpoint of iteration {newest} is there"
+
+
 def nothing_kept(step: int) -> str:
     """Returns the line for the user about a state that is lost."""
     return f"nothing of the state after iteration {step} could be kept"

@@ -17,6 +17,7 @@ from typing import Any, Self
 from jax.extend.backend import clear_backends
 from rich.console import Console
 
+from swift.checkpoint.saver import newest_text
 from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
 from swift.cli.nodes import NodeListener, Nodes, Platform, ProcessCommands, nodes_of
 from swift.cli.run_setup import corpora_directory, observers_of, run_dir_of, weights_of
@@ -489,9 +490,5 @@ def _run(supervisor: Supervisor, checkpoints: CheckpointClient, interrupt: Inter
         raise RunError(text if location_text is None else f"{text}; {location_text}") from error
     location_text = supervisor.keep_unsaved()
     if location_text is not None:
-        newest = (
-            "no other checkpoint is"
-            if checkpoints.newest is None
-            else f"the checkpoint of iteration {checkpoints.newest} is"
-        )
-        raise RunError(f"the last checkpoint was not saved: stopped; {location_text}; {newest} there")
+        newest = newest_text(checkpoints.newest)
+        raise RunError(f"the last checkpoint was not saved: stopped; {location_text}; {newest}")

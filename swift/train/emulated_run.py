@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from swift.checkpoint.manifest import checkpoint_steps
+from swift.checkpoint.saver import newest_text
 from swift.config.experiment import Experiment
 from swift.data.loader import Loader
 from swift.data.sources import DataError
@@ -176,8 +177,7 @@ class RunCheckpoints(StateStore):
         self.checkpointer.save(self.cluster.engine.spec, state, position, done, full=full)
 
     def _newest(self) -> str:
-        newest = max(checkpoint_steps(self.record.directory.checkpoints_path), default=None)
-        return "no other checkpoint is there" if newest is None else f"the checkpoint of iteration {newest} is there"
+        return newest_text(max(checkpoint_steps(self.record.directory.checkpoints_path), default=None))
 
     def _check_finite(self, step: int, **measured: float) -> None:
         if all(map(np.isfinite, measured.values())):
