@@ -114,7 +114,7 @@ class Write(NamedTuple):
 
 
 class WriterAction(Enum):
-    """What is to be done with the process of the writer.
+    """Actions on the process of the writer.
 
     Attributes:
         START: start it.
