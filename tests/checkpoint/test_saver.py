@@ -116,7 +116,7 @@ TABLE = {
         RUNNING,
         [
             *[(0, ask(5), [write(5)]), (0, FULL, [report(5, 2)]), (1, ask(LOAD), [write(5)])],
-            *[(1, FULL, [report(5), write(LOAD)]), (1, OK, []), (99, LATER, [])],
+            *[(1, FULL, [report(5), write(LOAD)]), (1, OK, []), (99, LATER, []), (99, FallbackRequested(), [])],
         ],
     ),
     "a retry that is under way is not repeated for a load": (
@@ -136,6 +136,10 @@ TABLE = {
     "a process that has started has no time to start": (
         RUNNING,
         [(10, ask(5), [write(5)]), (40, LATER, []), (40.1, LATER, [KILL])],
+    ),
+    "a process that has answered has started": (
+        PROCESS,
+        [(0, ask(5), [START, write(5)]), (1, OK, []), (2, ask(6), [write(6)]), (32, LATER, []), (33, LATER, [KILL])],
     ),
     "a process without a request is not late": (RUNNING, [(999, LATER, [])]),
     "each request has a deadline of its own": (
