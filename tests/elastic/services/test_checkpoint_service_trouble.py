@@ -212,12 +212,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from swift.config.gin_reader import load_experiment
 from swift.elastic.services import checkpoint_service as checkpoint_process, checkpoint_service
+from swift.train.build import make_loader
 config, run_dir, snapshots, handed_over, most_bytes = sys.argv[1:]
 load = checkpoint_service.load_state
 checkpoint_service.load_state = lambda *arguments: (print("noise"), load(*arguments))[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
 experiment = load_experiment(Path(config))
-data = experiment.loader("train").state()
+data = make_loader(experiment, "train").state()
 scratch = SimpleNamespace(snapshots=Path(snapshots), handed_over=Path(handed_over), data=lambda: data)
 checkpoint_process.run_checkpoint_service(experiment, Path(run_dir), scratch, sys.stdin, by_rank=True)
 """
