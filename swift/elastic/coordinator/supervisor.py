@@ -313,12 +313,19 @@ class _StopPlan:
         is_saving = is_busy and not membership.is_loading
         if membership.is_done or (self._halted and is_saving):
             return "the checkpoint" if is_saving else ""
-        is_lost = membership.generation is None and membership.policy.recovery == "live"
-        if written <= saved or is_lost or membership.is_loading:
+        # Without a checkpoint, a stage whose state proved to be gone would be an error rather than a stop.
+        is_lost = membership.has_lost_stages and not (saved and _may_return(membership))
+        if written <= saved or membership.is_loading or is_lost:
             return ""
         if self._halted == membership.last_live == membership.number:
             return f"iteration {self._last}, which is to be the last"
         return f"all processes to run after a failure; iteration {written} is not saved yet"
+
+
+def _may_return(membership: Membership) -> bool:
+    """Whether some process of each lost stage is being started again, which may have kept its state."""
+    alive = {process.worker[1] for process, status in membership.statuses.items() if status.is_alive}
+    return set(membership.unserved_stages) <= alive
 
 
 class WorkerResults:
@@ -729,9 +736,10 @@ class Supervisor:
         Args:
             newest: newest iteration that any process has finished.
         """
-        generation = self._driver.membership.generation
+        membership = self._driver.membership
+        generation = membership.generation
         continues = self._spec.policy.recovery == "live" or (generation is not None and generation.is_live)
-        if self._driver.results.is_stopping and continues:
+        if self._driver.results.is_stopping and continues and not membership.has_lost_stages:
             return  # a process that rejoins would only delay the others
         if dead := self._driver.membership.dead:
             times = {process: self._context.children.node_missing_s(process) for process in self._spec.processes}
@@ -751,6 +759,8 @@ class Supervisor:
             self._driver.membership, self._reporter.written, services.saved, is_busy=checkpoints.is_busy
         ):
             left_s = self._stop_by - time.monotonic()
+            if left_s < 0 and self._driver.membership.has_lost_stages:
+                return
             if left_s < 0:
                 text = f"has not stopped within {limit_s:g} s, and waited for {awaited}"
                 unsaved = f"stopped without saving iteration {self._reporter.written}"

@@ -345,6 +345,14 @@ class RunStatus:
         return self.generation is not None and self.generation.is_done
 
     @property
+    def has_lost_stages(self) -> bool:
+        """Whether the run waits for processes of a stage that nobody serves.
+
+        A process that could not leave its generation in time has kept its state for its next incarnation.
+        """
+        return self.generation is None and self.policy.recovery == "live" and bool(self.lost)
+
+    @property
     def is_loading(self) -> bool:
         """Whether the newest generation waits for a checkpoint to be loaded."""
         return self.generation is not None and isinstance(self.generation.restoring, RestoreState)

@@ -157,6 +157,9 @@ class Kept:
     def set_processes(self, *_):
         pass
 
+    def load(self, *_):
+        pass
+
     def on(self, _):
         return ()
 

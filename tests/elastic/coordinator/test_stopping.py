@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -203,6 +204,52 @@ def test_who_is_starting_is_not_waited_for(monkeypatch):
     runs_until_started_again(run, victim)
     assert [halt.number for halt in run.stage.halts] == [2]
     assert run.kept.newest == run.told.written
+
+
+def all_die(run, kept=()):
+    """Kills all members; the next incarnation of the first finds what it has kept in memory."""
+    first, start = PROCESSES[0], run.stage.start
+
+    def start_with_states(who, *words):
+        start(who, *words)
+        if who.process == first:
+            run.stage.there[who].held = set(kept)
+
+    def kill():
+        run.stage.start = start_with_states
+        for member in list(run.stage.there):
+            run.stage.kill(member)
+
+    return kill
+
+
+def test_a_stage_whose_last_process_kept_its_state_is_waited_for(monkeypatch):
+    """Such a process could not leave a collective in time, and ended itself."""
+    run = Run(monkeypatch, saved=3)
+    run.stops_after(5, meanwhile=all_die(run, [StateId(1, 5)]))
+    assert run.kept.newest == run.told.written >= 5
+    assert any("waiting for all processes to run after a failure" in text for text in run.told.texts)
+
+
+@pytest.mark.parametrize("saved", [None, 3])
+def test_a_stage_whose_state_is_gone_is_not_trained_again(monkeypatch, saved):
+    run = Run(monkeypatch, saved=saved)
+    run.stops_after(5, meanwhile=all_die(run))
+    assert (run.stage.halts, run.kept.newest) == ([], saved)
+
+
+def test_a_stage_that_does_not_come_back_is_waited_for_no_longer_than_allowed(monkeypatch):
+    run = Run(monkeypatch, saved=3, turns=10**9, stopping=0.5)
+    kill = all_die(run)
+
+    def kill_for_long():
+        kill()
+        run.stage.start = lambda who, *_: run.stage.there.update(
+            {who: SimpleNamespace(said=[], act=lambda: None, obey=lambda _: None)}
+        )
+
+    run.stops_after(5, meanwhile=kill_for_long)
+    assert run.kept.newest == 3
 
 
 def test_who_dies_meanwhile_costs_the_others_nothing(monkeypatch):
