@@ -3,11 +3,10 @@
 Several packages check these limits, and some of them do not import JAX.
 """
 
-import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 INTERRUPTED = 130
 """Exit code of a run stopped by Ctrl-C or SIGTERM, the same as a shell's for Ctrl-C."""
@@ -88,10 +87,12 @@ def renamed_errors(translate: Callable[[SettingError], SettingError]) -> Iterato
 
 def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Suggests the nearest known name, or else ``otherwise`` or all names; of a name ``a.b`` only b is compared."""
-    names = {full.rpartition(".")[2].lower(): full for full in known}
+    names = {full.rpartition(".")[2].lower(): full for full in known if full != name}
     near = difflib.get_close_matches(name.lower(), names, n=1)
+    if near or otherwise:
+        return f"did you mean {names[near[0]]}?" if near else otherwise
     every = ", ".join(names.values()) or "none"
-    return f"did you mean {names[near[0]]}?" if near else otherwise or f"there are {every}"
+    return f"there is only {every}" if len(names) == 1 else f"there are {every}"
 
 
 def first_line(error: BaseException) -> str:
@@ -115,11 +116,11 @@ class RunError(RuntimeError):
 
 def check_choices(owner: Any) -> None:
     """Raises SettingError unless a dataclass's settings with a ``Literal`` or ``bool`` annotation have such values."""
-    for setting in dataclasses.fields(owner):
-        value, name = getattr(owner, setting.name), f"{type(owner).__name__}.{setting.name}"
-        if get_origin(setting.type) is Literal and value not in get_args(setting.type):
-            raise SettingError(name, value, f"must be one of {', '.join(get_args(setting.type))}")
-        if setting.type is bool and not isinstance(value, bool):
+    for field, hint in get_type_hints(type(owner)).items():
+        value, name = getattr(owner, field), f"{type(owner).__name__}.{field}"
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise SettingError(name, value, f"must be one of {', '.join(map(str, get_args(hint)))}")
+        if hint is bool and not isinstance(value, bool):
             raise SettingError(name, value, "must be True or False")
 
 

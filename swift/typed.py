@@ -171,6 +171,10 @@ class SourceText(str):
     __repr__ = str.__str__
 
 
+NOT_SET = SourceText("(not set)")
+"""Value of a setting that has no value, for errors."""
+
+
 def written(value: Any) -> Any:
     """Returns a value for an error message: as gin writes it, if its ``repr`` would mean nothing to users."""
     if callable(value) and hasattr(value, "__name__"):
@@ -193,9 +197,7 @@ def checked(kind: Callable, known: Mapping[str, Callable]) -> Callable:
     def create(**settings: Any) -> Any:
         for name, parameter in parameters.items():
             if name not in settings and parameter.default is parameter.empty:
-                raise SettingError(
-                    f"{kind.__name__}.{name}", SourceText("(not set)"), "has no default: it has to be set"
-                )
+                raise SettingError(f"{kind.__name__}.{name}", NOT_SET, "has no default: it has to be set")
         try:
             result = kind(**settings)
         except (TypeError, AttributeError):  # the constructor's own check may have failed on the wrong type

@@ -11,7 +11,7 @@ service of ``swift launch``, see ``CheckpointClient``, which also loads and resh
 | a write fails | is retried after the next pause of ``RETRY_PAUSES_S``, unless a newer save or a load waits |
 | the writer dies | is restarted and gets its request again, unless that is a save and a newer one waits; three times |
 | the writer is late | is killed, once |
-| the fallback is requested | a save that has failed or waits is written outside the run directory |
+| the fallback is requested | `unsaved`, if there is one, is written outside the run directory |
 """
 
 import math
@@ -203,7 +203,7 @@ class Saver:
 
     @property
     def unsaved(self) -> WriteRequest | None:
-        """Newest save, if it has failed, or waits although nothing else is being done."""
+        """Newest save, if it has failed, or waits for its record; None while another request is carried out."""
         waiting = [request for request in self.waiting if request.kind == "save" and self.current is None]
         return waiting[-1] if waiting else self.failed
 
@@ -265,7 +265,7 @@ class Saver:
             saver = replace(saver, failed=None)  # a newer state is to be saved, or the run resumes from another one
         else:
             saver = replace(saver, failed=None if event.is_invalid else request)
-            if self.pauses_s and not event.is_final:
+            if self.pauses_s and not (event.is_final or event.is_invalid):
                 pause_s, *pauses_s = self.pauses_s
                 saver = replace(saver, retry_at=now + pause_s, pauses_s=tuple(pauses_s))
                 again = f"; trying again in {pause_s:g} s"

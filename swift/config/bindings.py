@@ -1,4 +1,4 @@
-"""Bindings of settings, read from gin text as data: nothing is executed, and no class has to be known.
+"""Bindings of settings, parsed from gin text: parsing executes nothing and needs no class.
 
 The text is parsed by gin's own parser. ``swift.config.maker`` makes objects of the bindings.
 
@@ -94,16 +94,19 @@ class Bindings:
 
     Attributes:
         by_setting: bindings by setting as it is written; of several for one setting, the last.
+        macros: names of macros that some binding refers to, also one that was replaced.
         modules: modules to import by the file and line that first name them, in order.
     """
 
     by_setting: dict[str, Binding] = field(default_factory=dict)
+    macros: set[str] = field(default_factory=set)
     modules: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def add(self, binding: Binding) -> None:
         """Adds a binding, which replaces an earlier one for the same setting."""
         self.by_setting.pop(binding.setting, None)
         self.by_setting[binding.setting] = binding
+        self.macros |= {value.name for value in references(binding.value) if isinstance(value, Macro)}
 
     def find(self, scope: str, setting: str) -> list[Binding]:
         """Finds the bindings for a setting of an object that is made in a scope, the most specific one last.

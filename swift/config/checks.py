@@ -19,7 +19,7 @@ from swift.topology import RankKind, Topology
 
 
 def check(experiment: Experiment) -> None:
-    """Raises SettingError if settings exclude each other: what would fail only after files were written and JAX ran."""
+    """Raises SettingError if settings exclude each other, before any file is written and any program is compiled."""
     settings, topology, experts = vars(experiment), experiment.topology, experiment.experts
     check_sequences(experiment.sequences_per_microbatch, experiment.model.sequence_length, topology)
     check_slots(experts.num_classes, topology.num_expert_ranks, experts.slots_per_rank)

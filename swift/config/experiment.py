@@ -1,7 +1,7 @@
 """The experiment: all settings of a run, as data.
 
-Each class checks its settings one by one. ``swift.config.checks.check`` checks those that exclude each other, and
-``swift.train.build`` makes the loader, mesh, step and engine.
+Each class checks the ranges of its settings. ``swift.config.checks.check`` refuses settings that exclude each other;
+reading a gin file and ``train`` call it. ``swift.train.build`` makes the loader, mesh, step and engine.
 """
 
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Experiment:
         num_steps: number of iterations.
         num_microbatches: number of micro-batches of an iteration in each pipeline.
         microbatches: number for each pipeline if they differ, such as ``(17, 17, 17, 13)`` for a mean of 16.
-        planner: planner of the pipeline schedules, see ``swift plan``; or a user's own ``schedules.OwnPlanner``. With
+        planner: planner of the pipeline schedules, see ``swift plan``; or your own ``schedules.CustomPlanner``. With
             ``v`` each stage holds two runs of layers: stage 0 the model's first and last, and so on inwards.
         window: iterations that a pipeline runs as one program, in which the stages update one after the other. A window
             in which a gradient would have been clipped is run again, one iteration at a time.
@@ -128,6 +128,8 @@ class Experiment:
         check_count("Experiment.num_microbatches", self.num_microbatches, least=1, most=_MOST_MICROBATCHES)
         if isinstance(self.target_loss, int | float):
             check_number("Experiment.target_loss", self.target_loss)
+        elif self.target_loss is not None:
+            raise SettingError("Experiment.target_loss", self.target_loss, "must be a number or None")
         check_count("Experiment.eval_every", self.eval_every, least=0)
         check_seed("Experiment.seed", self.seed)
         object.__setattr__(self, "optimizer", with_warmup(self.optimizer, self.num_steps))

@@ -1,7 +1,8 @@
 """Makes an Experiment or a Pipeline from a gin file and overrides; reads the stored configuration of a run or a model.
 
-A gin file that the user names on the command line is read as data, see ``swift.config.bindings``, but the modules that
-it imports are executed. The configuration of a run or a model is data alone, see ``load_stored``.
+Parsing a gin file executes nothing, see ``swift.config.bindings``. Making the experiment imports the modules that the
+file names, and calls the classes and functions that it names: use only files that you would run. The configuration of a
+run or a model is data alone, see ``load_stored``.
 
 The names in gin files are the names of the frozen dataclasses, and of the classes and functions in imported modules.
 A setting applies to every object of its class, wherever the object comes from: ``@ModelConfig()``, the default of
@@ -206,19 +207,21 @@ def _import(name: str, line: int, path: str) -> ModuleType:
 
 
 def _names(modules: Sequence[ModuleType]) -> dict[str, Callable]:
-    """Returns the classes and functions that a file can name: Swift's, and those that its modules define or export.
+    """Returns the classes and functions that a file can name: Swift's, and those of the imported modules' packages.
 
-    Each has two names, such as ``Symi`` and ``swift.Symi``. A name that would stand for two of them stands for none.
+    Each has two names, such as ``Trapezoid`` and ``my_optimizer.Trapezoid``. The short name of something of Swift's
+    always means that; a short name that would stand for two others stands for none.
     """
-    qualified = {f"swift.{name}": kind for name, kind in CONFIGURABLES.items()}
+    qualified = dict[str, Callable]()
     for module in modules:
-        exported = getattr(module, "__all__", ())
-        qualified |= {
-            f"{module.__name__}.{name}": value
-            for name, value in vars(module).items()
-            if callable(value) and (name in exported or getattr(value, "__module__", "") == module.__name__)
-        }
+        package = module.__name__.partition(".")[0]
+        for name, value in vars(module).items():
+            defined_in = str(getattr(value, "__module__", ""))
+            if callable(value) and name[0] != "_" and defined_in.partition(".")[0] == package:
+                qualified[f"{module.__name__}.{name}"] = value
     kinds = defaultdict[str, list[Callable]](list)
     for name, kind in qualified.items():
         kinds[name.rpartition(".")[2]].append(kind)
-    return qualified | {name: kind for name, (kind, *others) in kinds.items() if all(kind is one for one in others)}
+    short = {name: kind for name, (kind, *others) in kinds.items() if all(kind is other for other in others)}
+    own = {f"swift.{name}": kind for name, kind in CONFIGURABLES.items()}
+    return own | qualified | short | dict(CONFIGURABLES)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
-from swift.errors import SettingError, check_count, check_number
+from swift.errors import SettingError, check_choices, check_count, check_number
 from swift.experts.routing import Gating
 
 _PARTS = 8
@@ -79,8 +79,7 @@ class SlotCapacity(_Capacity):
 
     def __post_init__(self) -> None:
         self._check_factor()
-        if self.rules not in ("swift", "deepspeed"):
-            raise SettingError("SlotCapacity.rules", self.rules, "choose one of swift, deepspeed")
+        check_choices(self)
         check_count("SlotCapacity.min_capacity", self.min_capacity, least=0, most=_MOST_EXPERTS)
 
     def check(self, experts: "ExpertConfig") -> None:
@@ -284,8 +283,7 @@ class ExpertConfig:
             raise SettingError("ExpertConfig.capacity", self.capacity, f"must be {kinds}")
         for name in ("aux_loss_coefficient", "z_loss_coefficient", "bias_update_rate"):
             check_number(f"ExpertConfig.{name}", getattr(self, name), least=0)
-        if self.scores not in ("softmax", "sigmoid"):
-            raise SettingError("ExpertConfig.scores", self.scores, "choose one of softmax, sigmoid")
+        check_choices(self)
         if self.normalize_gates not in (None, True, False):
             raise SettingError("ExpertConfig.normalize_gates", self.normalize_gates, "must be True, False or None")
         check_number("ExpertConfig.gate_scale", self.gate_scale, above=0)

@@ -6,9 +6,8 @@
   in one process, ``emulated_run`` connects them to the loop, and ``hosts`` coordinates a run on several machines.
 - State: ``checkpointer`` saves in the background, ``saved_state`` converts states to and from checkpoints, and
   ``model_directory`` exports models without optimizer state.
-- Reporting and control: ``records``, ``display``, and ``interrupt`` for Ctrl-C; ``build`` derives experiments.
-
-Everything that is documented for users can be imported from here.
+- Reporting and control: ``records``, ``display``, and ``interrupt`` for Ctrl-C.
+- ``build`` makes the loader, mesh, step and engine of an experiment.
 """
 
 from typing import TYPE_CHECKING

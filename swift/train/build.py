@@ -79,12 +79,15 @@ def make_mesh(experiment: Experiment) -> LiveMesh:
 
 
 def make_step_spec(experiment: Experiment, live: LiveMesh | None = None, platform: str | None = None) -> StepSpec:
-    """Makes the spec of a training step. This reads the tokenizer, which fails if its file is lost.
+    """Makes the spec of a training step, whose vocabulary is that of the tokenizer.
 
     Args:
         experiment: settings of the run.
         live: mesh; None: a new mesh of all workers.
         platform: platform that will run the step, if this process has no such devices; None: the mesh's platform.
+
+    Raises:
+        SettingError: the tokenizer's file cannot be read, or a setting does not work on this mesh.
     """
     if experiment.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
         raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
@@ -130,9 +133,10 @@ def make_plan_settings(experiment: Experiment, spec: StepSpec) -> PlanSettings:
         SettingError: there is too little memory for a single micro-batch.
     """
     per_rank = sequences_per_rank(experiment.sequences_per_microbatch, experiment.topology.num_expert_ranks)
-    costs, chunk_costs, sizes = plan_costs(spec, per_rank)
-    problem = planning_problem(experiment, costs, chunk_costs)
-    return PlanSettings(problem, experiment.planner, sizes, adapt=experiment.adapt)
+    with users_settings():
+        costs, chunk_costs, sizes = plan_costs(spec, per_rank)
+        problem = planning_problem(experiment, costs, chunk_costs)
+        return PlanSettings(problem, experiment.planner, sizes, adapt=experiment.adapt)
 
 
 def make_engine(
@@ -163,8 +167,8 @@ def migration_policy(experiment: Experiment) -> "MigrationPolicy | None":
 def with_num_ranks(experiment: Experiment, num_ranks: int) -> Experiment:
     """Returns the same experiment on fewer expert ranks, with a slot for every class, without failures or snapshots.
 
-    It computes the same sums, but with fewer slots more tokens are dropped, unless the factor of
-    ``ExpertConfig.capacity`` is None or it is exact.
+    It computes the same sums, but with fewer slots more tokens are dropped, unless the capacity is exact or its factor
+    is None.
     """
     if num_ranks == experiment.topology.num_expert_ranks:
         return experiment

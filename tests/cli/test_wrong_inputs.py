@@ -78,7 +78,7 @@ FLAWS = {
     "body": ("{}['key']", "Experiment.placement = Body(): __call__ (body.py:16) raises KeyError: 'key'"),
     "also": (
         "def __post_init__(self): {}['key']",
-        "CONFIG = 'also.gin': making @Also() raises KeyError: 'key'",
+        "CONFIG = 'also.gin': making @Also() raises KeyError: 'key' (also.gin, line 3)",
     ),
     "name": ("name = property(lambda self: 1 / 0)", "Experiment.placement = Name(): name (name.py:10) raises "
              "ZeroDivisionError: division by zero"),

@@ -107,6 +107,85 @@ def test_a_file_is_data_and_its_imports_are_not(load, tmp_path, monkeypatch):
     assert (type(placement).__module__, placement.share) == ("mine_b", 1.0)
 
 
+def test_names_of_swift_stay_its_own(load, tmp_path, monkeypatch):
+    """A module of the user's own may have a class with such a name, even that of the experiment."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "clash.py").write_text(
+        "from dataclasses import dataclass\nfrom swift.experts.placement.symi import Symi as Base\n\n"
+        "@dataclass(frozen=True)\nclass Symi(Base):\n    share: float = 0.5\n\n\nclass Experiment:\n    pass\n"
+    )
+    assert load("import clash\nExperiment.placement = @Symi()\n") == DEMO
+    placement = load("import clash\nExperiment.placement = @clash.Symi()\nclash.Symi.share = 0.25\n").placement
+    assert placement.share == 0.25
+
+
+def test_a_package_passes_on_its_own_classes_and_no_others(load, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "pkg_a").mkdir()
+    (tmp_path / "pkg_a" / "__init__.py").write_text("from os import system\nfrom pkg_a.inner import Mine\n")
+    (tmp_path / "pkg_a" / "inner.py").write_text(
+        "from swift.experts.placement.symi import Symi\n\n\nclass Mine(Symi):\n    pass\n"
+    )
+    assert type(load("import pkg_a\nExperiment.placement = @Mine()\n").placement).__name__ == "Mine"
+    with pytest.raises(SettingError, match="there is no system"):
+        load("import pkg_a\nExperiment.seed = @system()\n")
+
+
+def test_a_class_with_arguments_that_are_no_attributes(load, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "initial.py").write_text(
+        "from dataclasses import InitVar, dataclass\nfrom swift.experts.placement.symi import Symi\n\n"
+        "@dataclass(frozen=True)\nclass Initial(Symi):\n    a: InitVar[int]\n    b: int = 2\n\n\n"
+        "def preset():\n    return Initial(1)\n"
+    )
+    text = "import initial\nExperiment.placement = @preset()\n"
+    assert load(text).placement.b == 2
+    with pytest.raises(SettingError, match=r"making @Initial\(\) raises TypeError: .*'a'"):
+        load(text, "placement.b=3")
+
+
+def test_a_macro_of_a_setting_that_was_replaced_may_stay(load):
+    text = "STEPS = 30\nExperiment.num_steps = %STEPS\n"
+    assert load(text).num_steps == 30
+    assert load(text, "num_steps=3").num_steps == load(text, "Experiment.num_steps=3").num_steps == 3
+    assert load(f"{text}Experiment.num_steps = 5\n").num_steps == 5
+
+
+def test_the_settings_of_a_source_that_was_replaced_may_stay(load):
+    text = "DataConfig.source = @web/TextFiles()\nweb/TextFiles.pattern = 'a'\n"
+    assert load(text, "data.source=@TextFiles()", "data.source.pattern=b").data.source == TextFiles("b")
+    assert load(text, "data.source=@StandardLibrary()") == DEMO
+
+
+def test_a_preset_is_not_changed_by_settings_that_stand_before_it(load):
+    """They belong to the model of a file that was included, which the preset replaces."""
+    base = "Experiment.model = @ModelConfig()\nModelConfig.num_layers = 2\nModelConfig.model_dim = 16\n"
+    base += "ModelConfig.num_heads = 2\nModelConfig.ffn_dim = 32\n"
+    preset = f"{base}Experiment.model = @model_size()\nmodel_size.name = 'gpt-small'\n"
+    assert load(preset).model == model_size("gpt-small")
+    assert load(f"{preset}ModelConfig.num_layers = 4\n").model == replace(model_size("gpt-small"), num_layers=4)
+    assert load(preset, "ModelConfig.num_layers=4").model == replace(model_size("gpt-small"), num_layers=4)
+
+
+def test_an_override_that_another_one_replaces_is_refused(load):
+    with pytest.raises(SettingError, match=r"= 2: would change nothing: optimizer\.clip_norm is set, which is more"):
+        load("", "optimizer.clip_norm=1", "OptimizerConfig.clip_norm=2")
+    text = "Experiment.placement = @x/FlexMoE()\nx/FlexMoE.interval = 10\n"
+    with pytest.raises(SettingError, match=r"= 7: would change nothing: x/FlexMoE\.interval is set, which is more"):
+        load(text, "FlexMoE.interval=7")
+
+
+def test_a_path_may_begin_with_the_experiment(load):
+    assert load("", "Experiment.optimizer.clip_norm=2").optimizer.clip_norm == 2
+
+
+def test_what_is_not_set_is_located_where_its_object_is_named(load, tmp_path):
+    with pytest.raises(SettingError) as error:
+        load("\nDataConfig.source = @TextFiles()\n")
+    place = f"({tmp_path / 'one.gin'}, line 2)"
+    assert str(error.value) == f"TextFiles.pattern = (not set): has no default: it has to be set {place}"
+
+
 WRONG = {
     # names
     "Experiment.num_step = 3": "Experiment.num_step = 3: Experiment has no such setting; did you mean num_steps?",
@@ -173,7 +252,7 @@ PATHS = {
     "optimizer.clip_nrm=1": "OptimizerConfig has no such setting; did you mean clip_norm?",
     "data.validation_source.pattern=x": "would change nothing: data.validation_source has no settings of its own",
     "optimizer.clip.norm=1": "OptimizerConfig has no such setting; did you mean clip_norm?",
-    "model.depth=3": "ModelConfig has no such setting; there are num_layers",
+    "model.num_layer=3": "ModelConfig has no such setting; did you mean num_layers?",
     "num_steps.x=3": "would change nothing: num_steps has no settings of its own",
     "nums_steps=3": "is used nowhere; did you mean Experiment.num_steps?",
 }

@@ -104,7 +104,7 @@ def test_what_is_kept_and_lost_is_what_deepspeed_keeps_and_loses(case):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rules": "gshard"}, r"SlotCapacity\.rules = 'gshard': choose one of swift, deepspeed"),
+        ({"rules": "gshard"}, r"SlotCapacity\.rules = 'gshard': must be one of swift, deepspeed"),
         ({"rules": "deepspeed", "min_capacity": -1}, r"SlotCapacity\.min_capacity = -1: must be a whole number of at"),
     ],
 )

@@ -69,7 +69,7 @@ class MemoryEstimate:
             processes: processes of this node.
             by_rank: whether each expert rank is a process of its own, rather than each worker.
             is_alone: whether this is the only node.
-            platform: see ``Experiment.step_spec``.
+            platform: see ``make_step_spec``.
         """
         num_ranks = experiment.topology.num_expert_ranks
         counts = {num_ranks}

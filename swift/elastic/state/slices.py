@@ -67,7 +67,7 @@ class ElasticSpecs:
 
     Args:
         experiment: settings of the run.
-        platform: see ``Experiment.step_spec``.
+        platform: see ``make_step_spec``.
     """
 
     def __init__(self, experiment: Experiment, platform: str | None = None):
