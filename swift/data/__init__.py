@@ -1,11 +1,12 @@
 """Training data: documents or records from a source, and batches of token sequences that any worker loads by number.
 
 - Settings: ``config``, ``tokenizer``. Sources of documents: ``sources``; of records: ``records`` and ``tables``.
-- From documents to batches: ``corpus`` tokenizes, ``index`` keeps the tokens in files, ``stream`` joins the documents
-  of a split, ``windows`` cuts the stream into sequences and orders them, and ``loader`` batches the sequences.
+- From documents to batches: ``corpus`` tokenizes, ``index`` stores the tokens in files, ``stream`` concatenates the
+  documents of a split, ``windows`` cuts the stream into sequences and orders them, and ``loader`` batches them.
 - Input pipelines: users write a ``pipeline`` of ``operators``, and ``samples`` returns its samples by number.
-  ``survey`` finds out once which records the filters keep, ``sample_store`` and ``encoding`` cache samples,
-  ``remote_records`` lets other hosts make samples, and ``sample_checks`` compares samples with the order as written.
+  ``survey`` determines once which records pass the filters, ``sample_store`` and ``encoding`` cache samples,
+  ``remote_records`` lets other hosts produce samples, and ``sample_checks`` compares samples with those produced in the
+  order as written.
 
 The optimizer that plans how a pipeline runs, and the input hosts, are in ``swift.input``.
 """

@@ -19,13 +19,13 @@ _KINDS = (TokenFile, StreamSource, Pipeline)
 
 @dataclass(frozen=True)
 class Mixture:
-    """Several sources, mixed by weight within every batch; a source that has been read to its end starts over.
+    """Several sources, mixed by weight within every batch; an exhausted source starts over.
 
     Args:
         sources: texts, token files and pipelines.
-        weights: weight of each source, above 0. Its share of the sequences is its weight over the sum of the weights,
-            in every batch as nearly as whole sequences allow (with ``DataConfig.locality``, in every stretch of 64
-            batches). Validation ignores the weights and reads the sources one after the other.
+        weights: weight of each source, above 0. A source's share of the sequences is its weight divided by the sum of
+            the weights. Every batch (with ``DataConfig.locality``, every stretch of 64 batches) has these shares as
+            closely as whole sequences allow. Validation ignores the weights and reads the sources one after another.
 
     Raises:
         SettingError: a source has no weight above 0, or is a stream or a mixture.
@@ -52,19 +52,21 @@ class Mixture:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Settings of the data: where documents come from, how they are tokenized, and which are held out for validation.
+    """Data settings: where documents come from, how they are tokenized, and which are held out for validation.
 
     Args:
-        source: source of the documents; a pipeline's samples must have a ``text``, or ``tokens`` without a separator.
+        source: source of the documents; a pipeline's samples must have a field ``text``, or a field ``tokens`` without
+            a separator.
         tokenizer: tokenizer of the texts; with a ``TokenFile`` it is only used to decode.
         validation_share: expected share of the documents held out for validation, between 0 and 1. Each split gets at
-            least one document; a single document is cut, and its end is for validation. A stream splits itself.
-        validation_source: separate source of the validation documents, of the same kind as ``source``; then all of
-            ``source`` is for training. None: see ``validation_share``.
-        locality: share of the training sequences that are grouped by domain, from 0 (any order) to 1 (the sequences
-            of a domain follow each other within 64 batches). In a mixture each source is a domain.
-        domain: field of a pipeline's samples that names a document's domain; None: the domain is the document's
-            directory, or the record's file.
+            least one document; a single document is cut in two, and its end is used for validation. A ``StreamSource``
+            does its own splitting.
+        validation_source: separate source of the validation documents, of the same kind as ``source``. If it is set,
+            all of ``source`` is used for training. None to hold out ``validation_share`` of ``source``.
+        locality: share of the training sequences that are grouped by domain, from 0 (random order) to 1 (the sequences
+            of a domain follow each other within 64 batches). In a mixture, each source is a domain.
+        domain: field of a pipeline's samples that names a document's domain; None to use the document's directory, or
+            the record's file, as its domain.
 
     Raises:
         SettingError: ``validation_share`` or ``locality`` is not between 0 and 1, the two sources are of different
@@ -107,7 +109,7 @@ class DataConfig:
 
     @property
     def components(self) -> tuple["DataConfig", ...]:
-        """One configuration for each source of a mixture; this configuration alone if the source is no mixture."""
+        """One configuration for each source of a mixture; only this configuration if the source is not a mixture."""
         if not isinstance(self.source, Mixture):
             return (self,)
         return tuple(replace(self, source=source, locality=0.0) for source in self.source.sources)
@@ -145,7 +147,7 @@ class DataConfig:
 
 
 def _check_pipeline(setting: str, pipeline: Pipeline) -> None:
-    """Refuses operators that duplicate the run's own steps, and random ones: the index would freeze their outcome."""
+    """Rejects operators that the run itself applies, and random ones, because the index would freeze their outcome."""
     for operator in pipeline.operators:
         if isinstance(operator, Tokenize | Pack | Shuffle | Stack):
             text = (
@@ -158,10 +160,10 @@ def _check_pipeline(setting: str, pipeline: Pipeline) -> None:
 
 
 def in_split(names: Iterable[str], split: Split, validation_share: float) -> np.ndarray:
-    """Returns which documents belong to a split, bool[num_documents].
+    """Returns a mask of the documents that belong to a split, bool[num_documents].
 
-    The hash of a document's name decides, so a document stays in its split on every machine, whatever else the corpus
-    holds. A split that would be empty gets the document whose hash is nearest to the threshold.
+    The hash of a document's name decides, so a document is in the same split on every machine, regardless of the rest
+    of the corpus. A split that would be empty gets the document whose hash is closest to the threshold.
 
     Args:
         names: names of at least two documents.
@@ -176,7 +178,7 @@ def in_split(names: Iterable[str], split: Split, validation_share: float) -> np.
 
 
 def split_places(names: Iterable[str]) -> np.ndarray:
-    """Hashes each name to a number from 0 to 1; a document is for validation if it is below ``validation_share``."""
+    """Hashes each name to a number from 0 to 1; documents below ``validation_share`` are used for validation."""
     return np.fromiter(map(_hash_to_unit, names), float)
 
 

@@ -1,4 +1,4 @@
-"""Tokenizes a corpus: reads every document of a pipeline once, by the plan that is predicted fastest."""
+"""Tokenization of a corpus: reads every document of a pipeline once, with the plan predicted to be fastest."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,18 +20,18 @@ from swift.errors import SettingError, first_line
 AddTokens = Callable[[Split, str, np.ndarray], None]
 """Takes a document's split, its domain and its tokens."""
 PlanReading = Callable[[Pipeline, InputHosts | None], InputPlan]
-"""Plans a single reading of a pipeline with the connected input hosts; one reason begins with ``offload: ``."""
+"""Plans a single pass over a pipeline with the connected input hosts; one reason begins with ``offload: ``."""
 _FEW = 1000
 """Number of records below which no plan is made: planning would take longer than reading them."""
 
 
 @dataclass(frozen=True)
 class DocumentTokens:
-    """The last operator of a training pipeline: replaces a document by its tokens, without a separator.
+    """The last operator of a training pipeline: replaces a document with its tokens, without a separator.
 
     Args:
-        tokenizer: tokenizer of the field ``text``; a field ``tokens`` is taken as it is.
-        domain: field that names the document's domain, which is kept; None: no field.
+        tokenizer: tokenizer of the field ``text``; a field ``tokens`` is used as it is.
+        domain: field that names the document's domain, which is kept in the sample; None for no such field.
         is_text_source: whether the documents come from a ``TextSource``; errors then name the document rather than
             this operator, which the user did not write.
     """
@@ -93,9 +93,9 @@ def _add_document(config: DataConfig, tokens: np.ndarray, split: Split | None, d
     """Adds the tokens of a document, then a separator; an empty document adds nothing.
 
     Args:
-        config: settings of the data.
+        config: data settings.
         tokens: tokens, see ``tokens_of``.
-        split: split that the document belongs to; None: the document is cut between both, each part with a separator.
+        split: split that the document belongs to; None to divide it between both, each part with a separator.
         domain: domain of the document.
         add: takes the split, the domain and the tokens of each part.
     """
@@ -112,7 +112,7 @@ def _add_document(config: DataConfig, tokens: np.ndarray, split: Split | None, d
 
 
 class Corpus(NamedTuple):
-    """A document pipeline and the splits that it serves; if it serves both, the hash of a name decides."""
+    """A document pipeline and the splits that it serves; if it serves both, the hash of a document's name decides."""
 
     pipeline: Pipeline
     splits: tuple[Split, ...]
@@ -154,7 +154,7 @@ def training_pipelines(config: DataConfig) -> tuple[Pipeline, ...]:
 
 
 def _sides(config: DataConfig, corpus: Corpus) -> list[Split | None]:
-    """Returns each record's split; None for the only record of a source, which is cut."""
+    """Returns each record's split, or None for the only record of a source, which is divided between both splits."""
     source = corpus.pipeline.source
     if len(corpus.splits) == 1:
         return [corpus.splits[0]] * len(source)
@@ -165,7 +165,7 @@ def _sides(config: DataConfig, corpus: Corpus) -> list[Split | None]:
 
 
 class _Splitter:
-    """A ``Store`` for ``survey`` that keeps nothing, but passes the tokens of each document on to its split."""
+    """A ``Store`` for ``survey`` that stores nothing, but passes the tokens of each document on to its split."""
 
     def __init__(self, config: DataConfig, source: RecordSource, sides: Sequence[Split | None], add: AddTokens):
         self._config, self._source, self._sides, self._add = config, source, sides, add
@@ -184,7 +184,7 @@ class _Splitter:
 
 
 def plain_reading(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
-    """Plans to read a pipeline as it is written, on this machine; the ``PlanReading`` without an optimizer."""
+    """Plans to read a pipeline as it is written, on this machine; a ``PlanReading`` that uses no optimizer."""
     del hosts
     return replace(plain_plan(pipeline), reasons=("offload: none; the pipeline is read as it is written",))
 
@@ -199,20 +199,21 @@ def pipeline_tokens(
     connect: ConnectHosts | None = None,
     plan: PlanReading = plain_reading,
 ) -> None:
-    """Reads and tokenizes the documents of texts or pipelines once, in their order.
+    """Reads and tokenizes the documents of texts or pipelines once, in the order of the source.
 
     Args:
-        config: settings of the data, with texts or pipelines as sources.
+        config: data settings, with texts or pipelines as sources.
         add: takes the tokens of each document that is not empty, and then a separator.
-        report: called with the number of records done and the number of all records.
+        report: called with the number of records done and the total number of records.
         say: called with a line about the input hosts, or about a skipped record.
-        split: split that is needed; documents of the other split are not read unless an operator has to see them.
-        connect: connects to input hosts, which run the first operators of the training pipeline where that is faster;
-            None: no hosts.
+        split: split that is needed, or None for both; documents of the other split are not read unless an operator has
+            to see them.
+        connect: connects to input hosts, which run the first operators of the training pipeline if that is faster; None
+            for no hosts.
         plan: plans the reading, if there are enough records to make planning worthwhile.
 
     Raises:
-        SettingError: a source has no records, or a host has other data or operators than this machine.
+        SettingError: a source has no records, or a host has different data or operators than this machine.
         DataError: a record cannot be read, or an operator raises.
     """
     for corpus in corpora_of(config):
@@ -227,7 +228,7 @@ def pipeline_tokens(
             reading, sides = _planned(corpus, hosts, plan), _sides(config, corpus)
             if is_helped:
                 say(next(line for line in reading.reasons if line.startswith("offload: ")))
-            # Operators such as DropDuplicates decide by all records, so only a pipeline without any may skip a split.
+            # Operators such as DropDuplicates need all records, so only a pipeline without operators may skip a split.
             if split is not None and not corpus.has_operators:
                 reading, sides = _only(split, reading, sides)
             findings = survey(reading, _Splitter(config, reading.pipeline.source, sides, add), report, hosts)
@@ -243,13 +244,13 @@ def _only(split: Split, plan: InputPlan, sides: Sequence[Split | None]) -> tuple
 
 
 def tokens_plan(pipeline: Pipeline) -> InputPlan:
-    """Returns the plain plan with a cache after its last operator; an index is named after what this plan keeps."""
+    """Returns the plain plan with a cache after its last operator; its survey digest determines the index's name."""
     return replace(plain_plan(pipeline), cache=CachePoint(len(pipeline.levels[0].elements), "disk"))
 
 
 def _planned(corpus: Corpus, hosts: InputHosts | None, plan: PlanReading) -> InputPlan:
     pipeline = corpus.pipeline
-    # A text source may be a class of the user's that cannot be pickled, so it never runs in other processes.
+    # A text source may be a user-defined class that cannot be pickled, so it never runs in other processes.
     is_plain = hosts is None and isinstance(pipeline.source, Documents) and not corpus.has_operators
     if is_plain or len(pipeline.source) < _FEW:
         return replace(tokens_plan(pipeline), reasons=("offload: none; there are few records",))

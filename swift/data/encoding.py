@@ -1,6 +1,6 @@
-"""Serialization of samples: a JSON head that lists the fields, then their contents. Unlike pickle, it runs no code.
+"""Serialization of samples: a JSON header that lists the fields, then their contents. Unlike pickle, it runs no code.
 
-A cache in memory copies samples instead, but accepts the same types of fields.
+A cache in memory copies samples instead, but accepts the same field types.
 """
 
 import json
@@ -52,7 +52,7 @@ def decoded(content: bytes) -> dict[str, Any]:
 
 
 def _array(content: bytes, dtype: str, shape: Sequence[int] | None, axes: Sequence[int]) -> Any:
-    """Makes an array with the given memory order of its axes; a NumPy scalar if ``shape`` is None."""
+    """Builds an array with the given memory order of its axes, or a NumPy scalar if ``shape`` is None."""
     sizes = [(shape or ())[axis] for axis in axes]
     array = np.frombuffer(content, np.dtype(dtype)).reshape(sizes).copy()
     return array[()] if shape is None else array.transpose(np.argsort(axes).tolist())
@@ -84,7 +84,7 @@ def _copied(value: Any) -> Any:
 
 
 def field_bytes(value: Any) -> bytes:
-    """Returns bytes that are equal exactly if two fields are; the memory order of arrays does not count.
+    """Encodes a field such that encodings are equal if and only if the fields are; ignores the memory order of arrays.
 
     Raises:
         Unencodable: see ``encoded``.
@@ -110,7 +110,7 @@ def _encoded_field(name: str, value: Any) -> tuple[Any, bytes]:
 def _axes_in_memory(array: np.ndarray) -> list[int]:
     """Returns the axes from the largest stride to the smallest.
 
-    NumPy adds in memory order, so the last bits of a sum over an array depend on it.
+    NumPy sums in memory order, so the last bits of a sum over an array depend on it.
     """
     return sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
 

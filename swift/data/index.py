@@ -1,11 +1,11 @@
-"""The index of a corpus: files with its tokens, or with a token file's document bounds, that all processes read.
+"""The index of a corpus: files with its tokens, or with the spans of a token file's splits, that all processes read.
 
-An index is a directory named by a digest of everything that determines it: names, sizes and times of the corpus files,
-the tokenizer, and the validation share. It is complete or absent, and outlives its run.
+An index is a directory named by a digest of everything that determines it: names, sizes and modification times of the
+corpus files, the tokenizer, and the validation share. It is complete or absent, and outlives its run.
 
 One process of a machine reads the corpus, and all others use its index (``find_index``). The builder holds a lock,
 which the kernel releases if the process dies, and touches the lock file while it is alive. A process that has waited
-too long for a frozen builder builds the index itself; concurrent builds do not disturb each other.
+too long for a frozen builder builds the index itself; concurrent builds do not interfere with each other.
 """
 
 import fcntl
@@ -77,9 +77,10 @@ class CorpusState(NamedTuple):
 
 
 def _corpus_state(config: DataConfig) -> CorpusState | None:
-    """Returns the present state of a corpus; None if it cannot be determined.
+    """Returns the current state of a corpus, or None if it cannot be determined.
 
-    It cannot for sources and tokenizers from outside ``swift.data``, nor if a file is missing.
+    It cannot be determined for streams, documents without a file, tokenizers from outside ``swift.data``, and pipelines
+    without a digest, or if a file is missing.
 
     Raises:
         SettingError: the source has no documents.
@@ -137,15 +138,16 @@ def make_index(
     """Reads a corpus once and writes its index.
 
     Args:
-        config: settings of the data.
-        path: directory of the index; if another process has made the index meanwhile, that one stays.
+        config: data settings.
+        path: directory of the index. If another process has created it in the meantime, that index is kept.
         report: called with the progress.
         say: called with a line, see ``pipeline_tokens``.
         connect: see ``pipeline_tokens``.
         plan: see ``pipeline_tokens``.
 
     Raises:
-        SettingError: the source cannot be read, a split would have no document, or a host has other data or operators.
+        SettingError: the source cannot be read, a split would have no document, or an input host has different data or
+            operators.
         DataError: a token is beyond the vocabulary, or a token file changes while it is read.
         OSError: the index cannot be written.
     """
@@ -217,10 +219,10 @@ def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
 
 
 def corpus_streams(config: DataConfig, split: Split, path: Path | None) -> list[TokenStream | SequentialStream]:
-    """Opens a split's token streams: one for each source of a mixture, else a single one; see ``corpus_stream``.
+    """Opens a split's token streams: one for each source of a mixture, or a single one; see ``corpus_stream``.
 
     Args:
-        config: settings of the data.
+        config: data settings.
         split: split to open.
         path: result of ``find_index``.
     """
@@ -235,7 +237,7 @@ def corpus_streams(config: DataConfig, split: Split, path: Path | None) -> list[
 
 
 def corpus_stream(config: DataConfig, split: Split, path: Path | None) -> TokenStream | SequentialStream:
-    """Opens the token stream of a split from its index; reads the corpus if there is no index, or it is gone.
+    """Opens the token stream of a split from its index; reads the corpus if there is no usable index.
 
     Raises:
         SettingError: the source cannot be read, or a split would have no document.
@@ -335,21 +337,22 @@ def find_index(
     """Finds the index of a corpus, and builds it if there is none.
 
     Args:
-        config: settings of the data.
-        cache: directory of indexes; made if it is missing.
+        config: data settings.
+        cache: directory of indexes; created if it is missing.
         report: called with a line about the progress, or about why there is no index.
-        patience_s: seconds without a sign of life from the process that builds the index, after which others stop
-            waiting for it.
+        patience_s: seconds without a heartbeat from the process that builds the index, after which others stop waiting
+            for it.
         connect: connects to input hosts, which help to read texts and pipelines while the index is built. For a
-            mixture it is called for one source after the other. None: no hosts.
+            mixture it is called for one source after another. None for no hosts.
         plan: plans how texts and pipelines are read while the index is built.
 
     Returns:
         The directory of the index; for a mixture, the directory that holds the indexes of its sources. None if the
-        corpus cannot be told from another one, or the index cannot be written: then every process reads the corpus.
+        corpus cannot be identified, or the index cannot be written; every process then reads the corpus itself.
 
     Raises:
-        SettingError: the source cannot be read, a split would have no document, or a host has other data or operators.
+        SettingError: the source cannot be read, a split would have no document, or an input host has different data or
+            operators.
     """
     if isinstance(config.source, Mixture):
         indexes = [find_index(component, cache, report, patience_s, connect, plan) for component in config.components]
@@ -389,7 +392,7 @@ def _make_unless_found(
     connect: ConnectHosts | None,
     plan: PlanReading,
 ) -> bool:
-    """Ensures that there is an intact index; returns whether this call has built it."""
+    """Ensures that there is an intact index; returns whether this call built it."""
     lock, seen, since = path.with_suffix(".lock"), 0, time.monotonic()
     while not is_intact(path, state.newest_ns):
         with _alone(lock) as is_alone:
@@ -413,7 +416,7 @@ def _make_unless_found(
 
 @contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Tries to lock a file for the block; yields False if another process or thread holds the lock."""
+    """Tries to lock a file while the block runs; yields False if another process or thread holds the lock."""
     with path.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -425,7 +428,7 @@ def _alone(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def _heartbeat(path: Path) -> Iterator[None]:
-    """Touches a file every second during the block, as a sign of life."""
+    """Touches a file every second while the block runs, as a heartbeat."""
     is_over = threading.Event()
 
     def beat() -> None:

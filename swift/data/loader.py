@@ -20,7 +20,7 @@ from swift.errors import SettingError, check_count
 
 _STATE_VERSION = 1
 _ADDED: dict[str, Any] = {"locality": 0.0}
-"""Defaults for settings that saved states of older versions lack."""
+"""Default values of settings that states saved by older versions lack."""
 
 
 class Loader(Iterator[Batch]):
@@ -30,19 +30,19 @@ class Loader(Iterator[Batch]):
     Validation windows come in the order of the stream in every pass, and the last batch of a pass is padded, so
     ``num_batches_per_epoch`` batches score every token exactly once.
 
-    Any worker can load any batch or micro-batch at any time; iterating only counts the step. A loader starts no
-    threads. A ``StreamSource`` is read in its order: its newest batches are kept in memory, and going back further
-    reads the stream again from its beginning.
+    Any worker can load any batch or micro-batch at any time; iterating only advances the step. A loader starts no
+    threads. A ``StreamSource`` is read sequentially: its most recent batches stay in memory, and going back further
+    rereads the stream from its beginning.
 
     Args:
-        config: settings of the data.
+        config: data settings.
         split: 'train' or 'validation'.
-        num_microbatches: M, micro-batches per iteration, over all pipelines.
-        sequences_per_microbatch: B, sequences of a micro-batch.
-        sequence_length: T, positions of a sequence.
+        num_microbatches: M, micro-batches per iteration, summed over all pipelines.
+        sequences_per_microbatch: B, sequences per micro-batch.
+        sequence_length: T, tokens per sequence.
         seed: seed of the training order.
-        corpus: index of the corpus, see ``find_index``; None: the corpus is read here.
-        num_kept: number of newest batches of a ``StreamSource`` that stay in memory.
+        corpus: index of the corpus, see ``find_index``; None to read the corpus here.
+        num_kept: number of the most recent batches of a ``StreamSource`` to keep in memory.
 
     Raises:
         SettingError: the source cannot be read, a split has no document or no full window of T + 1 tokens, or a
@@ -113,17 +113,17 @@ class Loader(Iterator[Batch]):
 
     @property
     def vocab_size(self) -> int:
-        """Vocabulary size: one more than the largest token of any batch."""
+        """Vocabulary size: one more than the largest token that a batch may contain."""
         return self._config.vocab_size
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the data, to decode its tokens."""
+        """Tokenizer of the data, for decoding its tokens."""
         return self._config.tokenizer
 
     @property
     def num_windows(self) -> int:
-        """Number of sequences per epoch, padding-only ones not counted."""
+        """Number of sequences per epoch, excluding those that are only padding."""
         return self._num_windows
 
     @property
@@ -136,7 +136,7 @@ class Loader(Iterator[Batch]):
 
         Args:
             step: iteration, from 0.
-            is_read: sequences to read, the others become padding; None: all.
+            is_read: sequences to read; the others are replaced by padding. None to read all.
 
         Raises:
             DataError: a file has changed or can no longer be read, or holds a token beyond the vocabulary.
@@ -155,9 +155,9 @@ class Loader(Iterator[Batch]):
         return self._microbatches[step * self._num_microbatches + index]
 
     def skip_to(self, step: int) -> None:
-        """Reads a ``StreamSource`` up to an iteration in advance, so that loading its batch does not take as long.
+        """Reads a ``StreamSource`` up to an iteration, so that loading that iteration's batch later is fast.
 
-        Does nothing for other sources, which load any batch as fast as the first.
+        Does nothing for other sources, which load every batch equally fast.
 
         Raises:
             DataError: the stream cannot be read.
@@ -202,7 +202,7 @@ class Loader(Iterator[Batch]):
 
 
 def _identity_of(config: DataConfig, streams: Sequence[TokenStream | SequentialStream]) -> dict[str, Any]:
-    """Returns the facts that a resumed run compares: lengths and digests of each source, and a mixture's weights."""
+    """Returns what a resumed run compares: the length and digests of each source, and a mixture's weights."""
     each = [
         {"num_tokens": stream.num_tokens, "checksum": stream.checksum(), "digest": stream.digest()}
         for stream in streams
@@ -219,7 +219,7 @@ def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if saved.get("version") != _STATE_VERSION:
         allowed = f"must be {_STATE_VERSION}: another version of Swift wrote this state"
         raise SettingError("version of the saved data state", saved.get("version"), allowed)
-    # States of older versions lack fields that were added since: they count as the default, or as equal.
+    # States of older versions lack fields that were added since: these take their default, or count as equal.
     before = {name: saved["data"].get(name, _ADDED.get(name, value)) for name, value in now["data"].items()}
     names = [name for name, value in now["data"].items() if before[name] != value]
     if names:

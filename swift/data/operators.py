@@ -19,7 +19,7 @@ Sample = Mapping[str, Any]
 """The fields of a sample by name: text, bytes, numbers, arrays."""
 
 Draw = Callable[[int], np.random.Generator]
-"""Makes an operator's random generator for one sample, from the operator's number in the pipeline."""
+"""Creates an operator's random generator for one sample, from the operator's number in the pipeline."""
 Apply = Callable[[Sample, Draw], Sample | None]
 
 
@@ -35,14 +35,14 @@ class Map:
 
     Args:
         function: takes a sample and returns fields; if ``is_random``, it also takes a ``numpy.random.Generator``.
-        reads: fields that the function is given; None: all.
-        writes: fields that the function returns, to be set in the sample; None: it returns the whole new sample.
-        depends_on: names of the earlier operators that have to stay in front of this one. All other earlier ones may
-            move behind it, even if they write fields that it reads or writes. None: the fields decide.
-        is_random: whether the function takes a generator, seeded by the seed, the epoch, the sample's number and the
-            operator alone.
+        reads: fields that the function is given; None for all.
+        writes: fields that the function returns, to be set in the sample; None if it returns the whole new sample.
+        depends_on: names of the earlier operators that must run before this one. All other earlier ones may be moved
+            after it, even if they write fields that it reads or writes. None to decide by the fields.
+        is_random: whether the function takes a generator, which is seeded only by the seed, the epoch, the sample's
+            number and the operator.
         is_fixed: whether no other operator may move past this one.
-        name: name for ``depends_on``, messages and profiles; "": the name of the function.
+        name: name for ``depends_on``, messages and profiles; "" for the name of the function.
     """
 
     function: Callable[..., Sample]
@@ -66,7 +66,7 @@ class Filter:
 
     Args:
         function: takes a sample and returns whether to keep it.
-        reads: fields that the function is given; None: all.
+        reads: fields that the function is given; None for all.
         depends_on: see ``Map``.
         is_fixed: whether no other operator may move past this one.
         name: see ``Map``.
@@ -153,7 +153,7 @@ class Shuffle:
 
 @dataclass(frozen=True)
 class Pack:
-    """An operator that joins the ``tokens`` of all samples and cuts them into rows that overlap by one token.
+    """An operator that concatenates the ``tokens`` of all samples and cuts them into rows that overlap by one token.
 
     A row has the fields ``tokens`` and ``segments``, both int32[length + 1]. Segments number the documents, or parts of
     documents, within the row from 1; 0 is padding, which only the last row of an epoch has.
@@ -199,7 +199,7 @@ def name_of(operator: Operator) -> str:
 
 
 class OperatorError(DataError):
-    """An operator has raised on a sample, or returned something that is no sample.
+    """An operator raised on a sample, or returned something that is not a sample.
 
     Attributes:
         operator: name of the operator.
@@ -212,7 +212,7 @@ class OperatorError(DataError):
 
 
 def applied(element: Element, number: int) -> Apply:
-    """Returns the function that applies an operator to a sample, or returns None if the sample is dropped.
+    """Returns a function that applies an operator to a sample; that function returns None to drop the sample.
 
     Args:
         element: operator; it is given only the fields that it reads.
@@ -228,7 +228,7 @@ def applied(element: Element, number: int) -> Apply:
             raise OperatorError(name, f"there is no field {missing[0]!r}, there are {', '.join(sample)}")
         return {field: sample[field] for field in reads}
 
-    if isinstance(element, DropDuplicates):  # only checks the field: the survey, which sees all samples, drops them
+    if isinstance(element, DropDuplicates):  # only checks the field: the survey sees all samples, and drops duplicates
         return lambda sample, _: sample if read_fields(sample) else None
     if isinstance(element, Filter):
         test = element.function
@@ -278,5 +278,5 @@ def chained(functions: Sequence[Apply]) -> Apply:
 
 
 def draws(seed: int, epoch: int, number: int) -> Draw:
-    """Returns a sample's generators, seeded by the seed, the epoch, the sample's number and the operator alone."""
+    """Returns a sample's generators, seeded only by the seed, the epoch, the sample's number and the operator."""
     return lambda operator: np.random.default_rng((seed, operator, epoch, number))

@@ -1,4 +1,4 @@
-"""Input pipelines, which say what the samples are, and input plans, which say how they are made.
+"""Input pipelines, which define the samples, and input plans, which define how samples are produced.
 
 A pipeline is a source and a sequence of operators. A plan chooses the order in which the operators run, what is
 cached, and the numbers of threads and processes; no plan changes a sample. A ``TracedPipeline`` also records which
@@ -34,12 +34,12 @@ from swift.errors import SettingError, check_count
 
 @dataclass(frozen=True)
 class Level:
-    """The operators that see one kind of samples: records, packed rows, or batches.
+    """The operators that process one kind of sample: records, packed rows, or batches.
 
     Attributes:
-        group: operator that groups samples of the previous level into samples of this one; None: these are records.
+        group: operator that groups samples of the previous level into samples of this one; None for records.
         elements: operators on single samples, in order.
-        is_shuffled: whether the samples are shuffled; it makes no difference where among the elements.
+        is_shuffled: whether the samples are shuffled; the shuffle's position among the elements makes no difference.
     """
 
     group: Pack | Stack | None
@@ -145,7 +145,7 @@ class Pipeline:
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """The operators grouped by the kind of samples that they see, from records to batches."""
+        """The operators grouped by the kind of sample that they process, from records to batches."""
         levels = [Level(None)]
         for operator in self.operators:
             last = levels[-1]
@@ -174,7 +174,7 @@ class Pipeline:
         return {name_of(operator): number for number, operator in enumerate(self.operators)}
 
     def _check_order(self) -> None:
-        """Refuses orders in which the number of samples or tokens would depend on the epoch."""
+        """Rejects orders in which the number of samples or tokens would depend on the epoch."""
         random, levels, shuffled = "", 0, set[int]()
         for operator in self.operators:
             name = name_of(operator)
@@ -262,20 +262,20 @@ class CachePoint:
 
 @dataclass(frozen=True)
 class InputPlan:
-    """A way to run a pipeline; every plan makes the same samples.
+    """A way to run a pipeline; every plan produces the same samples.
 
     Attributes:
         pipeline: pipeline as the user wrote it.
         orders: for each level, the names of its elements in the order in which they run.
-        cache: where samples are cached; None: every epoch makes them again.
-        num_threads: threads per process that make samples; 0: the caller's thread makes them.
-        num_processes: processes that make samples; 0: only the caller's process.
+        cache: where samples are cached; None to produce them again in every epoch.
+        num_threads: threads per process that produce samples; 0 to produce them in the caller's thread.
+        num_processes: processes that produce samples; 0 to use only the caller's process.
         num_ahead: number of samples to prefetch.
         num_offloaded: number of record operators that input hosts run after reading the record, in the order of the
-            plan, at most up to the cache; None: hosts do not even read records. Only threads can ask hosts, not
-            processes.
+            plan, at most up to the cache; None if hosts do not even read records. Only threads can send requests to
+            hosts, not processes.
         alone: threads and processes with which this machine continues once no input host is left.
-        check_every: one sample in this many is also made in the order as written, and compared; 0: none.
+        check_every: one sample in this many is also produced in the order as written, and compared; 0 for none.
         reasons: one line per pass of the optimizer: what it chose and why.
     """
 
@@ -302,7 +302,7 @@ class InputPlan:
 
     @property
     def num_surveyed(self) -> int:
-        """Number of record operators that the survey runs on the whole source, to find out which records stay."""
+        """Number of record operators that the survey runs on the whole source, to determine which records are kept."""
         elements = self.elements(0)
         first_random = next((index for index, element in enumerate(elements) if element.is_random), len(elements))
         if self.pipeline.most_skipped or self.num_packed:

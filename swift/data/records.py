@@ -1,7 +1,8 @@
-"""Sources of records by number: rows in memory, documents, JSON lines (also compressed), and ArrayRecord files.
+"""Record sources: rows in memory, documents, JSON Lines files (also compressed), and ArrayRecord files.
 
-``RecordSource`` is the interface that a pipeline needs. Files are found by a pattern, locally or in remote storage. A
-source remembers the size and time of each file that it found, and refuses a file that has changed since.
+``RecordSource`` is the interface that a pipeline requires; it reads records by number. Files are matched by a pattern,
+locally or in remote storage. A source stores the size and modification time of each file that it found, and rejects a
+file that has changed since.
 """
 
 import functools
@@ -38,12 +39,12 @@ _ZSTD_PIECE = 1 << 16
 
 _SCANNED = 1 << 24
 _BLANK_BEGINS = list(b" \t\r" + BOM_UTF8[:1])
-"""First bytes that a line of white space may have; all other lines need no closer look."""
+"""Possible first bytes of a blank line; a line that begins with any other byte is not blank."""
 
 
 @runtime_checkable
 class RecordSource(Protocol):
-    """A source of records by number, the same on every machine; it must be thread-safe and picklable."""
+    """A source whose records are read by number; it must be the same on every machine, thread-safe and picklable."""
 
     def __len__(self) -> int:
         """Returns the number of records."""
@@ -54,7 +55,7 @@ class RecordSource(Protocol):
         ...
 
     def name(self, number: int) -> str:
-        """Returns a record's name, the same on every machine: its hash decides between training and validation."""
+        """Returns a record's name, the same on every machine; its hash decides between training and validation."""
         ...
 
     def place(self, number: int) -> str:
@@ -62,7 +63,7 @@ class RecordSource(Protocol):
         ...
 
     def digest(self) -> str | None:
-        """Returns a digest that changes with any record; None if it has none: then nothing is cached in files."""
+        """Returns a digest that changes when any record changes, or None, so that nothing is cached in files."""
         ...
 
 
@@ -73,7 +74,7 @@ class Rows:
         records: mappings of fields.
 
     Raises:
-        SettingError: there is no record.
+        SettingError: ``records`` is empty.
     """
 
     def __init__(self, records: Sequence[Mapping[str, Any]]):
@@ -96,7 +97,7 @@ class Rows:
         return f"record {number}"
 
     def digest(self) -> str | None:
-        """Returns a digest of all records; None if one has a field other than text, bytes, a number or an array."""
+        """Returns a digest of all records, or None if a field is not text, bytes, a number, None or a plain array."""
         digest = hashlib.sha256()
         for record in self._records:
             for name, value in record.items():
@@ -141,7 +142,7 @@ class ChosenRecords:
         return self.source.place(self.numbers[number])
 
     def digest(self) -> None:
-        """Returns None, so that nothing made from the subset is cached in files."""
+        """Returns None, so that nothing derived from the subset is cached in files."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class RecordFile:
 
     Attributes:
         path: path, or address such as ``gs://bucket/name``.
-        state: size and time of the file when it was found.
+        state: size and modification time of the file when it was found.
     """
 
     path: str
@@ -190,7 +191,7 @@ class RecordFile:
 
 
 def state_of(path: str) -> FileState:
-    """Returns the present state of a file; raises OSError if it is gone, or not a regular file."""
+    """Returns the current state of a file; raises OSError if it is missing or not a regular file."""
     if "://" in path:
         remote_status = epath.Path(path).stat()
         return FileState(int(remote_status.length), int((remote_status.mtime or 0) * 1_000_000_000))
@@ -284,7 +285,7 @@ class Parts:
             if part in self._cached:
                 self._cached.move_to_end(part)
                 return self._cached[part]
-        content = self._read(part)  # without the lock: two threads may read the same part, but never wait for it
+        content = self._read(part)  # without the lock: threads may read the same part twice, but never wait
         with self._lock:
             self._cached[part] = content
             while len(self._cached) > _KEPT_PARTS:
@@ -294,7 +295,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class FileRecords(ABC):
-    """Base class of sources that read all files matching a pattern, one file after the other.
+    """Base class of sources that read all files matching a pattern, one file after another.
 
     Args:
         pattern: pattern of the files, see ``_find_files``.
@@ -324,7 +325,7 @@ class FileRecords(ABC):
         return self._record(*self._located(number))
 
     def name(self, number: int) -> str:
-        """Returns the path below the files' common directory, and the record's number in the file, from 1."""
+        """Returns the path relative to the files' common directory, and the record's number in the file, from 1."""
         file, inside = self._located(number)
         return f"{self.files[file].path.removeprefix(self._root)}:{inside + 1}"
 
@@ -338,7 +339,7 @@ class FileRecords(ABC):
         return f"{self.files[file].path}:{inside + 1}"
 
     def digest(self) -> str | None:
-        """Returns a digest of the files' names, sizes and times, and of the settings."""
+        """Returns a digest of the files' paths, sizes and modification times, and of the settings."""
         lines = [type(self).__name__]
         lines += [f"{file.path!r} {file.state.num_bytes} {file.state.mtime_ns}" for file in self.files]
         settings = [getattr(self, f.name) for f in fields(self) if f.name != "pattern"]
@@ -349,7 +350,7 @@ class FileRecords(ABC):
         return file, number - (self._ends[file - 1] if file else 0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the settings, the files' states and their record counts; another process opens the files itself."""
+        """Returns the settings, the files' states and their record counts; the receiving process opens the files."""
         cached = {name: self.__dict__[name] for name in ("files", "_ends") if name in self.__dict__}
         return {f.name: getattr(self, f.name) for f in fields(self)} | cached
 
@@ -403,7 +404,10 @@ class Documents:
         return self._listed[number].path or self._listed[number].name
 
     def digest(self) -> str | None:
-        """Returns a digest of the files' names, sizes and times; None if a document is in no file."""
+        """Returns a digest of the documents' names and files, or None if a document is not in a file.
+
+        A file is represented by its path, size and modification time.
+        """
         lines = list[str]()
         for document in self._listed:
             file = None if document.path is None else self._files.get(document.path)
@@ -414,18 +418,18 @@ class Documents:
         return sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the source and the files' states: another process lists the documents, but compares with these."""
+        """Returns the source and the files' states; the receiving process lists the documents and checks the states."""
         cached = {"_files": self._files} if "_files" in self.__dict__ else {}
         return {f.name: getattr(self, f.name) for f in fields(self)} | cached
 
 
 @dataclass(frozen=True)
 class JsonLines(FileRecords):
-    """JSON lines: each line is an object, and its members are the fields; ``.gz`` and ``.zst`` are decompressed.
+    """JSON Lines files: each line is an object whose members are a record's fields; decompresses ``.gz`` and ``.zst``.
 
-    Records of an uncompressed local file are read by position. A compressed or remote file is held in memory while its
-    records are read, so cache such records (see ``Resources``) before shuffling them. Lines of white space are not
-    records, and a byte-order mark is left out.
+    Records of an uncompressed local file are read by byte offset. A compressed or remote file is held in memory while
+    its records are read, so cache such records (see ``Resources``) before shuffling them. Blank lines are skipped, and
+    a byte-order mark is removed.
 
     Args:
         pattern: pattern of the files, such as ``corpus/*.jsonl.gz``; may be remote.
@@ -451,7 +455,7 @@ class JsonLines(FileRecords):
 
     @functools.cached_property
     def _lines(self) -> list[np.ndarray]:
-        """Start and end of each line that is not only white space, int64[num, 2] for each file."""
+        """Start and end of each line that is not blank, in bytes, int64[num, 2] for each file."""
         return [self._scanned(file) for file in range(len(self.files))]
 
     def _scanned(self, file: int) -> np.ndarray:
@@ -489,11 +493,11 @@ class JsonLines(FileRecords):
 
 
 class _Owner:
-    """Owner of file descriptors, which are closed once it is garbage."""
+    """Owner of file descriptors, which are closed when it is garbage-collected."""
 
 
 def _lines_of(read: Callable[[int, int], bytes], size: int, piece_bytes: int = _SCANNED) -> np.ndarray:
-    """Returns start and end of all lines that are not only white space, int64[num, 2].
+    """Returns the start and end of all lines that are not blank, in bytes, int64[num, 2].
 
     Args:
         read: returns the bytes between two positions.
@@ -501,7 +505,7 @@ def _lines_of(read: Callable[[int, int], bytes], size: int, piece_bytes: int = _
         piece_bytes: number of bytes to read at once, which bounds the memory.
     """
     # ``starts`` are line starts that no piece has covered yet; ``undecided`` are suspected blank lines whose end is in
-    # a later piece. Only lines that begin with white space or a byte-order mark are looked at in Python.
+    # a later piece. Only lines that begin with white space or a byte-order mark are examined in Python.
     starts, breaks, begun = np.zeros(1, np.int64), list[np.ndarray](), list[np.ndarray]()
     blank, undecided = list[int](), list[int]()
     for begin in range(0, size, piece_bytes):
@@ -537,7 +541,7 @@ def _is_blank(line: bytes) -> bool:
 
 @dataclass(frozen=True)
 class ArrayRecords(FileRecords):
-    """ArrayRecord files, read by Grain; a record has one field, ``record``: its bytes.
+    """ArrayRecord files, read by Grain; each record has a single field, ``record``, with its bytes.
 
     Args:
         pattern: pattern of the files, such as ``corpus/*.array_record``.

@@ -1,7 +1,7 @@
 """Offloading of records to input hosts: requests, answers, and the fallback to this machine.
 
-A host has the same pipeline from its own copy of the configuration, so a request only names operators and never
-contains code. The answer is a sample, see ``encoded``. Whatever a host does not or cannot answer is made locally.
+A host builds the same pipeline from its own copy of the configuration, so a request only names operators and never
+contains code. The answer is a sample, see ``encoded``. Records that no host returns are produced locally.
 """
 
 import json
@@ -23,24 +23,24 @@ _DIGEST_BYTES, _MOST_ECHOED = 16, 1 << 26
 
 
 class InputHosts(Protocol):
-    """The connected input hosts, which have the same pipeline as this machine; must be thread-safe."""
+    """The connected input hosts, which have the same pipeline as this machine. Implementations must be thread-safe."""
 
     @property
     def num_workers(self) -> int:
-        """Number of host processes that make samples; 0 once all are lost."""
+        """Number of host processes that produce samples; 0 once all are lost."""
         ...
 
     def ask(self, request: bytes) -> tuple[str, bytes] | None:
-        """Sends a request and returns the host's name and answer; None if no host is free, or the host was lost."""
+        """Sends a request; returns the host's name and answer, or None if no host is free or the host was lost."""
         ...
 
     def tell(self, host: str, line: str) -> None:
-        """Tells the user that a host could not answer, but not again for every request."""
+        """Reports to the user that a host could not answer, but not again for every request."""
         ...
 
 
 ConnectHosts = Callable[[Pipeline, Callable[[str], None]], AbstractContextManager[InputHosts]]
-"""Connects to input hosts for a ``with`` block; takes the pipeline, and a function that shows the user a line."""
+"""Connects to input hosts for a ``with`` block; takes the pipeline, and a function that reports a line to the user."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RecordRequest:
     Attributes:
         number: number of the record.
         end: number of operators to run.
-        epoch: seed and epoch; None: the request is from a survey, so filters apply and digests are computed.
+        epoch: (seed, epoch) of the sample; None for a survey, in which filters apply and digests are computed.
     """
 
     number: int
@@ -63,9 +63,9 @@ class RecordAnswer:
     """A host's answer to a request.
 
     Attributes:
-        begun: the record after its first operators; None: the host could not make it.
-        took_s: seconds that the host took.
-        reason: why the host could not make it.
+        begun: the record after its first operators, or None if the host could not produce it.
+        took_s: seconds that the host took to produce it.
+        reason: why the host could not produce it; empty if it could.
     """
 
     begun: PartialSample | None
@@ -74,12 +74,12 @@ class RecordAnswer:
 
 
 def make_request(plan: InputPlan, request: RecordRequest) -> bytes:
-    """Serializes a request, with the plan's order of operators."""
+    """Serializes a request together with the plan's order of record operators."""
     return json.dumps(asdict(request) | {"order": plan.orders[0]}).encode()
 
 
 def handle_request(pipeline: Pipeline, content: bytes) -> bytes:
-    """Answers a request on a host with the same pipeline; never raises, since an error is an answer, too."""
+    """Answers a request on a host with the same pipeline; never raises, since errors are sent as answers."""
     begun_s = time.perf_counter()
     try:
         fields = json.loads(content)
@@ -98,7 +98,7 @@ def handle_request(pipeline: Pipeline, content: bytes) -> bytes:
 
 
 def error_response(reason: str) -> bytes:
-    """Returns the answer to a request that a host cannot fulfil."""
+    """Returns the answer to a request that a host cannot fulfill."""
     return encoded({"reason": reason})
 
 
@@ -123,7 +123,7 @@ def read_answer(content: bytes) -> RecordAnswer:
     """Parses an answer.
 
     Raises:
-        ValueError: the bytes are no answer.
+        ValueError: the bytes are not a valid answer.
     """
     try:
         fields = decoded(content)
@@ -139,9 +139,9 @@ def read_answer(content: bytes) -> RecordAnswer:
 
 
 def fetch_remote_records(hosts: InputHosts, plan: InputPlan, request: RecordRequest) -> PartialSample | None:
-    """Lets an input host run the first operators on a record; returns None if this machine has to do it.
+    """Lets an input host run the first operators on a record; returns None if this machine must run them itself.
 
-    One record in ``InputPlan.check_every`` is also made locally and compared.
+    One record in every ``InputPlan.check_every`` is also produced locally and compared.
 
     Raises:
         MisdeclaredOperator: the host's sample differs from the local one.

@@ -1,9 +1,9 @@
-"""Applying operators to a record step by step, and checks of samples against the order as written.
+"""Staged application of operators to a record, and checks of samples against the order as written.
 
 The first operators may run in another process or on another host; ``apply_operators`` continues from wherever they
-stopped. If a sample differs from the order as written, the operator to blame is found. There are two causes:
-``depends_on`` lacks an operator, or an operator is not a function of its sample: it counts its calls, say, or writes
-into an array that it was given.
+stopped. If a sample differs from the one produced in the order as written, the operator at fault is identified. There
+are two causes: ``depends_on`` lacks an operator, or an operator is not a function of its sample. For example, it counts
+its calls, or writes into an array that it was given.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from swift.data.sources import DataError
 
 @dataclass(frozen=True)
 class PartialSample:
-    """A record after the first operators.
+    """A record to which the first operators of a plan have been applied.
 
     Attributes:
         num_done: number of operators that have run.
-        sample: the sample so far; None: it was dropped, or an operator raised.
+        sample: the sample so far, or None if it was dropped or an operator raised.
         digests: for each ``DropDuplicates`` that the record has reached, the operator's name and the field's digest.
-        error: which operator raised and why; None: none did.
+        error: which operator raised and why, or None if none did.
     """
 
     num_done: int
@@ -43,9 +43,9 @@ def apply_operators(
         plan: plan of the operators' pipeline.
         begun: the record so far.
         elements: operators to run, in order.
-        draw: random numbers of the record.
-        chooses: whether to run filters and compute digests, as a survey does. An epoch does not: it reads only records
-            that are known to stay.
+        draw: random generators of the record.
+        chooses: whether to run filters and compute digests, as a survey does. An epoch does not, since it reads only
+            records that the survey has kept.
     """
     sample, digests = begun.sample, list(begun.digests)
     num_done = begun.num_done + len(elements)
@@ -75,11 +75,11 @@ def _digest_of(name: str, sample: Any, field: str) -> bytes:
 
 
 class MisdeclaredOperator(DataError):
-    """An operator's samples depend on more than it declares."""
+    """An operator depends on more than it declares."""
 
 
 def outcome(plan: InputPlan, elements: Sequence[Element], number: int, draw: Draw) -> Any:
-    """Runs operators on a record in the given order; returns the sample, None if it is dropped, or the error."""
+    """Runs operators on a record in the given order; returns the sample, None if it is dropped, or OperatorError."""
     sample: Any = plan.pipeline.source[number]
     try:
         for element in elements:
@@ -92,8 +92,8 @@ def outcome(plan: InputPlan, elements: Sequence[Element], number: int, draw: Dra
 def is_same(sample: Any, other: Any) -> bool:
     """Whether two samples are equal bit for bit; an error counts as equal to anything.
 
-    A moved operator may raise on a sample that an earlier operator would have dropped or changed. Such a record is made
-    again in the order as written, so the error proves nothing.
+    A moved operator may raise on a sample that an earlier operator would have dropped or changed. Such a record is
+    processed again in the order as written, so the error does not indicate a fault.
     """
     if isinstance(sample, OperatorError) or isinstance(other, OperatorError):
         return True
@@ -112,16 +112,16 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 def check_record(plan: InputPlan, number: int, draw: Draw, sample: Any) -> None:
-    """Compares a record's sample with the sample that the order as written makes.
+    """Checks that a record's sample equals the one produced in the order as written.
 
     Args:
-        plan: plan that made the sample.
+        plan: plan that produced the sample.
         number: number of the record.
-        draw: random numbers of the sample.
-        sample: the sample; None if the plan drops the record.
+        draw: random generators of the sample.
+        sample: the sample, or None if the plan drops the record.
 
     Raises:
-        MisdeclaredOperator: the samples differ; the message names the operator to blame.
+        MisdeclaredOperator: the samples differ; the message names the operator at fault.
     """
     written, planned = plan.pipeline.levels[0].elements, plan.elements(0)
     if is_same(outcome(plan, written, number, draw), sample):
@@ -135,8 +135,8 @@ def _blamed(plan: InputPlan, written: Sequence[Element], planned: Sequence[Eleme
         first, second = (outcome(plan, written[:end], number, draw) for _ in range(2))
         if not is_same(first, second):
             return f"operator {name_of(written[end - 1])} gives another sample when it is called again"
-    # Turn the written order into the planned one by swaps of neighbours: the first swap that changes the sample names
-    # the two operators that do not commute.
+    # Turn the written order into the planned one by swaps of adjacent operators: the first swap that changes the sample
+    # identifies the two operators that do not commute.
     order, before = list(written), outcome(plan, written, number, draw)
     for target, element in enumerate(planned):
         for place in range(order.index(element), target, -1):

@@ -1,12 +1,12 @@
 """Caches of samples in memory or files, and surveys that later runs can reuse.
 
-The cache directory has one subdirectory for each survey, named by a digest of everything that decides its result: the
-source, and the operators' settings, their code and the values that the code refers to. Its files:
+The cache directory has one subdirectory for each survey, named by a digest of everything that determines its result:
+the source, and the operators' settings, their code and the values that the code refers to. Its files:
 
 - ``samples``: encoded samples, one after the other
-- ``index``: int64[2, num + 1], where each sample begins, and its CRC-32 (0 in the last place)
-- ``numbers``: int64, numbers of the records that stay; missing if all stay
-- ``lengths``: int64, number of tokens of each record that stays; missing if nothing is packed
+- ``index``: int64[2, num + 1], the offset at which each sample begins, and its CRC-32 (0 in the last column)
+- ``numbers``: int64, numbers of the records that are kept; missing if all are kept
+- ``lengths``: int64, number of tokens of each record that is kept; missing if nothing is packed
 - ``survey.json``: version, counts, checksums and skipped records; written last
 """
 
@@ -45,11 +45,11 @@ _PROBE_BYTES = 1 << 16
 
 
 class NoDigest(ValueError):
-    """A value has no digest, since nothing tells it from another value; the message says which."""
+    """A value has no digest, because it cannot be distinguished from other values; the message names the value."""
 
 
 def survey_digest(plan: InputPlan) -> str:
-    """Returns a digest of everything that decides a plan's survey and the samples that it caches.
+    """Returns a digest of everything that determines a plan's survey and cached samples.
 
     Raises:
         NoDigest: the source or an operator has no digest.
@@ -71,7 +71,7 @@ def survey_digest(plan: InputPlan) -> str:
 
 
 def pipeline_facts(pipeline: Pipeline) -> dict[str, str]:
-    """Returns the facts, by name, in which two machines must agree to make the same samples.
+    """Returns the facts, by name, on which two machines must agree to produce the same samples.
 
     Raises:
         NoDigest: the source or an operator has no digest.
@@ -90,7 +90,7 @@ def pipeline_facts(pipeline: Pipeline) -> dict[str, str]:
 def value_digest(value: Any) -> str:
     """Digests a setting, or a function with the functions and constants of its module that it refers to.
 
-    Code of other modules counts by name only: after a change there, use another or an empty cache directory.
+    Code of other modules is identified only by name: after changing it, use a different or an empty cache directory.
 
     Raises:
         NoDigest: the value is, or refers to, an object without a digest.
@@ -99,7 +99,7 @@ def value_digest(value: Any) -> str:
 
 
 def _describe(value: Any, seen: dict[int, int]) -> Any:
-    """Describes a value by nested tuples of plain values; ``seen`` numbers the objects, so that cycles end."""
+    """Describes a value by nested tuples of plain values; ``seen`` numbers visited objects, to terminate on cycles."""
     if value is None or isinstance(value, str | bytes | int | float | complex | type(...)):
         return type(value).__name__, value
     if id(value) in seen:
@@ -240,7 +240,7 @@ class _SampleCache:
         directory: directory of the files.
 
     Raises:
-        OSError: a file is missing, or does not have the size that the index says.
+        OSError: a file is missing or damaged, or the samples do not have the size that the index states.
     """
 
     def __init__(self, directory: Path):
@@ -286,17 +286,17 @@ def find_survey(
     progress: Callable[[int, int], None] | None = None,
     hosts: InputHosts | None = None,
 ) -> Survey:
-    """Reads the stored survey of a plan; surveys the source, and stores the result, if there is none.
+    """Loads the stored survey of a plan; if there is none, surveys the source and stores the result.
 
     Args:
         plan: plan of a pipeline.
-        directory: directory of surveys; None: nothing is stored, and samples are cached in memory.
+        directory: directory of stored surveys; None to store nothing, and cache samples in memory.
         report: called with a line if the survey cannot be stored.
         progress: see ``survey``.
         hosts: see ``survey``.
 
     Raises:
-        SettingError: the directory cannot be written, or is full. Unfinished files are removed.
+        SettingError: the directory cannot be written to, or the disk is full. Unfinished files are removed.
         DataError: see ``survey``.
     """
     is_trivial = not plan.num_surveyed and plan.cache is None and not plan.num_packed
@@ -340,12 +340,12 @@ def _read_survey(path: Path, plan: InputPlan) -> Survey | None:
 
 
 def check_writable(directory: Path) -> None:
-    """Checks that files can be written in a directory, with a temporary file.
+    """Checks that files can be written to a directory, by writing a temporary file.
 
     If the directory does not exist, its nearest existing parent is checked.
 
     Raises:
-        SettingError: the path is no directory, writing is forbidden, or the disk is full.
+        SettingError: the path is not a directory, writing is forbidden, or the disk is full.
     """
     try:
         nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
@@ -381,7 +381,7 @@ def _write_survey(
                 if array is not None:
                     array.tofile(temporary / name)
             replace_file(temporary / _HEAD, json.dumps(head).encode())
-    except OSError as error:  # no error if another process has stored the same survey meanwhile
+    except OSError as error:  # not an error if another process stored the same survey in the meantime
         if _read_survey(path, plan) is None:
             raise _unwritable(path.parent, error) from error
 

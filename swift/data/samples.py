@@ -1,4 +1,4 @@
-"""Random access to the samples of a pipeline: a sample depends on the pipeline, the seed and its number alone."""
+"""Random access to the samples of a pipeline: a sample depends only on the pipeline, the seed and its number."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -32,7 +32,7 @@ _KEPT_DOCUMENTS = 16
 
 
 class _Reader(Protocol):
-    """A reader of one level's samples: their number per epoch, and each sample with its number in the source."""
+    """A reader of one level's samples, of which an epoch has ``size``; ``read`` returns (number, sample)."""
 
     size: int
 
@@ -40,16 +40,16 @@ class _Reader(Protocol):
 
 
 class Samples:
-    """The endless samples of a plan, by number; Grain can read this as a source and pickle it for its processes.
+    """The endless sequence of a plan's samples, by number; a Grain source, which Grain pickles for its processes.
 
     Args:
         plan: plan of a pipeline.
         seed: seed of shuffles and random operators.
-        findings: survey of the source for this plan; None: the source is surveyed here.
-        hosts: input hosts that run the plan's offloaded operators; a pickled copy has none.
+        findings: survey of the source for this plan; None to survey the source here.
+        hosts: input hosts that run the plan's offloaded operators; None for no hosts. A pickled copy has none.
 
     Raises:
-        SettingError: the source has no records, no record stays, or they have too few tokens for a row.
+        SettingError: the source has no records, all records are dropped, or the rest have too few tokens for a row.
         DataError: an operator raises on a record; the message names the record.
     """
 
@@ -73,7 +73,7 @@ class Samples:
         return _ENDLESS
 
     def __getitem__(self, index: int) -> Any:
-        """Makes a sample.
+        """Produces a sample.
 
         Raises:
             DataError: an operator raises, or the source cannot be read.
@@ -105,7 +105,7 @@ class Samples:
 
 
 class _Records:
-    """The records that stay, in the order of each epoch, after the operators that come behind the cache."""
+    """The records that are kept, in the order of each epoch, with all record operators applied."""
 
     def __init__(self, plan: InputPlan, findings: Survey, seed: int, hosts: InputHosts | None):
         self._plan, self._source, self._survey, self._seed = plan, plan.pipeline.source, findings, seed
@@ -209,14 +209,14 @@ class _Batches:
             shapes = sorted({str({name: np.shape(value) for name, value in sample.items()}) for sample in samples})
             raise DataError(f"operator {self._name}: samples of a batch differ: {' and '.join(shapes[:2])}") from error
         try:
-            # Epoch 0 for all batches: their numbers are not counted by epoch.
+            # Epoch 0 for all batches: their numbers run on across epochs.
             return index, self._apply(stacked, draws(self._seed, 0, index))
         except OperatorError as error:
             raise DataError(f"batch {index}: {error}") from error
 
 
 def _order(plan: InputPlan, level: int, size: int, seed: int) -> Any:
-    """Returns a function from a sample's number, counted over all epochs, to its place in the unshuffled order."""
+    """Returns a function from a sample's number, counted over all epochs, to its position in the unshuffled order."""
     if not plan.pipeline.levels[level].is_shuffled:
         return lambda index: index % size
     spread = int(np.random.SeedSequence((seed, level)).generate_state(1)[0])  # Grain adds the epoch to the seed
@@ -224,6 +224,6 @@ def _order(plan: InputPlan, level: int, size: int, seed: int) -> Any:
 
 
 def _elements(plan: InputPlan, level: int, num_done: int = 0) -> Apply:
-    """Composes a level's operators after the first ``num_done``; filters are left out, as the survey has run them."""
+    """Composes a level's operators after the first ``num_done``, without filters, which the survey has already run."""
     operators = [e for e in plan.elements(level)[num_done:] if not isinstance(e, Filter | DropDuplicates)]
     return chained([plan.pipeline.applied(operator) for operator in operators])

@@ -65,7 +65,7 @@ Text = str | np.ndarray
 
 
 class DataError(RunError):
-    """Data cannot be read, are invalid, or have changed since the run started. Exit code 3."""
+    """Data cannot be read, is invalid, or has changed since the run started. Exit code 3."""
 
 
 class ChangedFile(DataError):
@@ -73,11 +73,11 @@ class ChangedFile(DataError):
 
 
 class DocumentError(DataError):
-    """A document is invalid; the message names it, and no operator is to blame."""
+    """A document is invalid; the message names it, and no operator is at fault."""
 
 
 class TokenOutOfRange(DataError):
-    """The data have a token beyond the vocabulary, for which the model has no embedding."""
+    """The data contains a token beyond the vocabulary, for which the model has no embedding."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class FileState:
 def _with_literal_brackets(pattern: str) -> str:
     """Escapes brackets in the longest leading part of a pattern that exists under exactly this name.
 
-    So ``wiki [en]/*.txt`` matches the files in the directory ``wiki [en]``, if there is one.
+    For example, ``wiki [en]/*.txt`` matches the files in the directory ``wiki [en]``, if there is one.
     """
     head = pattern
     while head and not os.path.lexists(head):
@@ -105,7 +105,7 @@ def _with_literal_brackets(pattern: str) -> str:
 
 
 def matching(pattern: str) -> list[str]:
-    """Returns the paths that match a ``glob`` pattern; does not follow links to a directory above the link itself."""
+    """Returns the paths that match a ``glob`` pattern; does not follow symbolic links to a directory above the link."""
 
     @functools.cache
     def is_loop(directory: str) -> bool:
@@ -123,10 +123,10 @@ def matching(pattern: str) -> list[str]:
 
 
 class TokenReader:
-    """The tokens of a file, read by position in slices, on demand; thread-safe.
+    """Random access to the tokens of a file: slices are read on demand, by position; thread-safe.
 
-    The file stays open, so renaming or removing it does not disturb the run. Every read checks size and time of the
-    file: it must not have shrunk, and if it has been written to, a sample of its tokens must be unchanged.
+    The file stays open, so renaming or removing it does not affect the run. Every read checks the file's size and
+    modification time: it must not have shrunk, and if it was written to, a sample of its tokens must be unchanged.
 
     Args:
         path: path of the file.
@@ -171,7 +171,7 @@ class TokenReader:
         return tokens
 
     def sample(self) -> np.ndarray:
-        """Reads pieces spread evenly over the file, each from an even position, without checks, and joins them."""
+        """Reads and concatenates pieces spread evenly over the file, each from an even position, without checks."""
         length = _SAMPLE_BYTES // self.dtype.itemsize
         places = np.linspace(0, max(0, len(self) - length), _SAMPLE_PIECES).astype(np.int64) // 2 * 2
         return np.concatenate([self._read(start, start + length) for start in np.unique(places).tolist()])
@@ -225,8 +225,8 @@ class Document:
     Args:
         name: name, the same on every machine and unique in the source.
         read: returns the text or the tokens.
-        path: file that holds exactly this text; None if there is none. Nothing made from the text is then cached, since
-            a change would go unnoticed.
+        path: file that holds exactly this text, or None if there is none. Without a file, nothing derived from the text
+            is cached, since a change would go unnoticed.
     """
 
     name: str
@@ -236,7 +236,7 @@ class Document:
 
 @runtime_checkable
 class TextSource(Protocol):
-    """A source of documents that can be listed, and read in any order."""
+    """A source whose documents can be listed, and read in any order."""
 
     def documents(self) -> list[Document]:
         """Returns all documents, in the same order on every machine."""
@@ -245,7 +245,7 @@ class TextSource(Protocol):
 
 @runtime_checkable
 class StreamSource(Protocol):
-    """A source of documents that are read once, in their order: never shuffled, and never held in memory as a whole."""
+    """A source whose documents are read in order: never shuffled, and never all held in memory."""
 
     def stream(self, split: str) -> Iterator[Text]:
         """Starts reading the documents of a split, ``train`` or ``validation``; every call yields the same ones."""
@@ -259,7 +259,7 @@ class InMemory:
         documents: texts, or arrays of tokens.
 
     Raises:
-        SettingError: there is no document.
+        SettingError: ``documents`` is empty.
     """
 
     def __init__(self, documents: Sequence[Text]):
@@ -314,7 +314,7 @@ class StandardLibrary:
 
 @dataclass(frozen=True)
 class TextFiles:
-    """UTF-8 text files, one document each, named by their path below the part of ``pattern`` that has no wildcard.
+    """UTF-8 text files, each a document named by its path relative to the part of ``pattern`` before any wildcard.
 
     A file that is not UTF-8 is an error, since the pattern probably matches a binary file by mistake.
 
@@ -341,7 +341,10 @@ class TextFiles:
         return [Document(name, functools.partial(self._read, path), str(path)) for name, path in sorted(named.items())]
 
     def _is_file(self, path: str) -> bool:
-        """Whether a path is a file; raises if it is no directory either. A missing file is reported when it is read."""
+        """Whether a path is a file rather than a directory; raises SettingError if it is neither.
+
+        A missing file counts as a file; the error is raised when it is read.
+        """
         try:
             check_regular(path)
         except FileNotFoundError:
@@ -369,9 +372,9 @@ class TokenFile:
     Args:
         path: path of the file.
         dtype: 'uint16' or 'uint32'.
-        end_of_document: token that ends each document; finding the ends reads the file once. None: blocks of
-            ``BLOCK_TOKENS`` tokens count as documents.
-        vocab_size: one more than the largest token allowed; None: the size of the tokenizer's vocabulary.
+        end_of_document: EOS token, which ends each document; finding the ends reads the file once. None to treat blocks
+            of ``BLOCK_TOKENS`` tokens as documents.
+        vocab_size: one more than the largest token allowed; None for the size of the tokenizer's vocabulary.
     """
 
     path: str
@@ -388,7 +391,7 @@ class TokenFile:
     def tokens(self, vocab_size: int) -> TokenReader:
         """Opens the file for reading slices of its tokens, uint16[num_tokens] or uint32[num_tokens].
 
-        Only a sample is checked here, for its dtype; a token beyond the vocabulary is reported when its part is read.
+        Only a sample is checked here, for its dtype; a token beyond the vocabulary raises an error once it is read.
 
         Args:
             vocab_size: one more than the largest token allowed.
@@ -426,7 +429,7 @@ class TokenFile:
     def document_ends(self, tokens_N: np.ndarray | TokenReader) -> Iterator[np.ndarray]:
         """Yields the positions where documents end, ascending, in pieces of int64[num].
 
-        A document includes the token that ends it; tokens after the last such token are a document, too. The ends come
+        A document includes the token that ends it; tokens after the last such token are also a document. The ends come
         in pieces because all ends of a large file would take more memory than everything else together.
 
         Raises:
@@ -451,7 +454,7 @@ class TokenFile:
 
 
 def _container(reader: TokenReader) -> str | None:
-    """Returns the format of a file that is evidently no token file, by its first bytes; None if it may be one."""
+    """Detects, from first bytes and a sample, the format of a file that is not a token file; None if it may be one."""
     head, sample = reader.head(max(map(len, _CONTAINERS))), reader.sample().view(np.uint8)
     if len(sample) >= _LEAST_TEXT and _IS_TEXT[sample].all() and len(np.unique(sample)) >= _LEAST_LETTERS:
         return "text"
@@ -505,7 +508,7 @@ class RunsBuilder:
 def domain_of(name: str) -> str:
     """Derives a document's domain from its name, by cutting off the part after the last / or :.
 
-    The domain of a text file is its directory, the domain of a record is its file.
+    The domain of a text file is its directory, and the domain of a record is its file.
 
     >>> domain_of("asyncio/queues.py"), domain_of("code/part-3.jsonl:17"), domain_of("record 5")
     ('asyncio', 'code/part-3.jsonl', '')

@@ -1,7 +1,7 @@
 """Token streams: all tokens of a split as one sequence, with random access or read once from start to end.
 
-A ``TokenStream`` has random access; it joins the spans of a split without copying them. A ``SequentialStream`` reads
-documents in their order: no file, no index, no shuffling.
+A ``TokenStream`` has random access; it concatenates the spans of a split without copying them. A ``SequentialStream``
+reads documents in the source's order, without a file, an index or shuffling.
 
 Shapes: N tokens in memory or in the file, S spans of them that belong to the split, K documents of a piece.
 """
@@ -22,7 +22,7 @@ from swift.data.sources import DataError, DomainRuns, FileState, RunsBuilder, St
 from swift.errors import error_line
 
 _BOUNDLESS = 2**40
-"""Length that stands for an unknown one: more tokens than any run reads."""
+"""Stands for an unknown length: more tokens than any run reads."""
 _AT_ONCE = 64
 _CHECKSUM_PIECES = 64
 _CHECKSUM_TOKENS = 4096
@@ -31,8 +31,8 @@ _CHECKSUM_TOKENS = 4096
 class SequentialStream:
     """An endless token stream without random access; only the most recently read tokens can be read again.
 
-    Reading further back restarts the source and skips forward, as fast as the source yields documents. After its last
-    document the source is restarted, too, so an epoch is one pass over it.
+    Reading further back restarts the source and skips forward, as fast as the source yields documents. The source is
+    also restarted after its last document, so an epoch is one pass over it.
 
     Args:
         begin: starts the source; yields the tokens of each document, with a separator.
@@ -128,8 +128,8 @@ class TokenStream:
         starts_S: int64, start of each span in ``tokens_N``.
         offsets_S: int64, start of each span in the stream, ascending from 0.
         num_tokens: length of the stream.
-        known_digest: digest of all tokens, if they come from an index of texts.
-        runs: runs of documents of one domain, by position in the stream; only for training texts.
+        known_digest: digest of all tokens if they come from an index of texts; otherwise None.
+        runs: runs of consecutive documents of one domain for training texts; otherwise None.
     """
 
     tokens_N: np.ndarray | TokenReader
@@ -160,7 +160,7 @@ class TokenStream:
         return self.tokens_N.state if isinstance(self.tokens_N, TokenReader) and self.known_digest is None else None
 
     def by_domain(self) -> tuple["TokenStream", np.ndarray]:
-        """Reorders the stream by domain; the documents of a domain keep their order.
+        """Reorders the stream by domain; the documents of a domain keep their relative order.
 
         Returns:
             The reordered stream, and the position where each domain ends in it, int64[num_domains].
@@ -175,7 +175,7 @@ class TokenStream:
         return joined, ends_R[last_R]
 
     def digest(self) -> str | None:
-        """Returns a digest of all tokens; None for a token file, which is too large to read for a digest."""
+        """Returns a digest of all tokens, or None for a token file, which may be too large to read for a digest."""
         if isinstance(self.tokens_N, TokenReader):
             return self.known_digest
         return new_digest(self.read(0, self.num_tokens).data).hexdigest()
@@ -198,8 +198,8 @@ def open_stream(config: DataConfig, split: Split) -> TokenStream | SequentialStr
     """Opens the token stream of a split without an index: documents in the source's order, each with a separator.
 
     Empty documents are left out. Texts are read and tokenized here, into memory, with as few bytes per token as the
-    vocabulary allows. A token file stays on disk, and its documents keep the ends that they have there. A
-    ``StreamSource`` is read while the run goes on.
+    vocabulary allows. A token file stays on disk, and no separators are added to its documents. A ``StreamSource`` is
+    read during the run.
 
     Raises:
         SettingError: the source cannot be read.
@@ -240,20 +240,20 @@ class Spans(NamedTuple):
 
 
 def spans_of(config: DataConfig, ends: Iterable[np.ndarray]) -> dict[Split, Spans]:
-    """Divides a token file's documents between the splits and joins neighbours into spans.
+    """Divides a token file's documents between the splits, and merges adjacent documents of a split into spans.
 
     The documents themselves are never held in memory, only the positions where the split changes.
 
     Args:
-        config: settings of the data.
+        config: data settings.
         ends: ends of all documents, see ``TokenFile.document_ends``.
     """
     if config.validation_source is not None:
         (last,) = deque(ends, maxlen=1)  # keeps one piece at a time in memory
         spans = _spans(np.array([0, last[-1]]))
         return {"train": spans, "validation": spans}
-    # ``bounds`` are the positions where the split changes, beginning with training at 0: if the first document
-    # validates, the first bound is repeated. ``nearest`` are the documents with the smallest and the largest hash.
+    # ``bounds`` are the positions where the split changes, beginning with training at 0: if the first document is for
+    # validation, the first bound is repeated. ``nearest`` are the documents with the smallest and the largest hash.
     bounds, nearest, begin, number, validated = [np.zeros(1, np.int64)], list[_Document](), 0, 0, False
     for ends_K in ends:
         starts_K = np.concatenate([[begin], ends_K[:-1]])
@@ -265,10 +265,10 @@ def spans_of(config: DataConfig, ends: Iterable[np.ndarray]) -> dict[Split, Span
         begin, validated, number = int(ends_K[-1]), bool(validates_K[-1]), number + len(ends_K)
     if number == 1:
         bounds = [np.array([0, cut_at(begin, config.validation_share)])]
-    elif nearest[0].place >= config.validation_share:  # no document validates: take the nearest one
+    elif nearest[0].place >= config.validation_share:  # no validation document: take the one with the smallest hash
         bounds = [np.array([0, *nearest[0][1:]])]
     elif nearest[1].place < config.validation_share:
-        bounds = [np.array([0, 0, *nearest[1][1:]])]  # all validate but the nearest one
+        bounds = [np.array([0, 0, *nearest[1][1:]])]  # only the one with the largest hash is for training
     joined = np.concatenate([*bounds, [begin]])
     return {"train": _spans(joined), "validation": _spans(joined[1:])}
 
@@ -286,7 +286,7 @@ def _extremes(places_K: np.ndarray) -> tuple[int, int]:
 
 
 def _spans(bounds: np.ndarray) -> Spans:
-    """Returns the first, third, fifth ... part between the bounds; empty parts are left out."""
+    """Returns every other interval between the bounds, beginning with the first; omits empty ones."""
     starts_S, ends_S = bounds[:-1:2], bounds[1::2]
     is_some = ends_S > starts_S
     starts_S, lengths_S = starts_S[is_some], (ends_S - starts_S)[is_some]

@@ -1,7 +1,7 @@
-"""A survey of a source: which records stay, how many tokens they have, and, if the plan has a cache, their samples.
+"""A survey of a source: which records are kept, their numbers of tokens, and, if the plan has a cache, their samples.
 
-With filters, packing or skipped records, sample i can only be found by its number once this is known. Every record is
-examined once, by the threads and processes of the plan, which Grain runs (``in_order``).
+With filters, packing or skipped records, sample i can only be located once this is known. Every record is examined
+once, by the threads and processes of the plan, which Grain runs (``in_order``).
 """
 
 from array import array
@@ -23,14 +23,14 @@ from swift.data.sources import DataError
 from swift.errors import SettingError
 
 _MOST_RESTARTS = 3
-"""Number of times that worker processes are restarted after a death."""
+"""Maximum number of times that worker processes are restarted after one dies."""
 _DIED = "terminated unexpectedly"
 _Raised = tuple[type[Exception], tuple[Any, ...]]
-"""An error as its class and arguments: a pickled exception object would lose them between processes."""
+"""An error as its class and arguments, which a pickled exception object would lose between processes."""
 
 
 class Numbered(Protocol):
-    """Samples by number."""
+    """A sequence of samples, by number."""
 
     def __len__(self) -> int: ...
 
@@ -38,7 +38,7 @@ class Numbered(Protocol):
 
 
 class CachedSamples(Protocol):
-    """Cached samples, by place among the records that stay."""
+    """Cached samples, by position among the records that are kept."""
 
     def __getitem__(self, place: int) -> dict[str, Any]:
         """Returns a sample; the caller may write into its arrays."""
@@ -54,24 +54,24 @@ class Store(Protocol):
         ...
 
     def add(self, number: int, sample: Any) -> None:
-        """Adds the next sample that stays, in cached form; ``number`` is the number of its record."""
+        """Adds the next sample that is kept, in cached form; ``number`` is the number of its record."""
         ...
 
     def closed(self) -> CachedSamples:
-        """Ends the filling and returns the cached samples."""
+        """Completes the cache and returns the cached samples."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """The findings of a survey.
+    """The results of a survey.
 
     Attributes:
-        num_kept: number of records that stay.
-        numbers: numbers of the records that stay, int64[num_kept]; None: all records stay.
-        lengths: number of tokens of each record that stays, int64[num_kept]; None: nothing is packed.
-        cache: cached samples; None: the plan has no cache.
-        skipped: for each record that an operator raised on, its place and the reason.
+        num_kept: number of records that are kept.
+        numbers: numbers of the records that are kept, int64[num_kept]; None if all records are kept.
+        lengths: number of tokens of each record that is kept, int64[num_kept]; None if nothing is packed.
+        cache: cached samples, or None if the plan has no cache.
+        skipped: for each record that an operator raised on, where the record comes from, and the reason.
     """
 
     num_kept: int
@@ -81,20 +81,20 @@ class Survey:
     skipped: tuple[str, ...] = ()
 
     def number(self, place: int) -> int:
-        """Returns a record's number in the source, from its place among the records that stay."""
+        """Returns a record's number in the source, given its position among the records that are kept."""
         return place if self.numbers is None else int(self.numbers[place])
 
 
 @dataclass(frozen=True)
 class _Examined:
-    """The findings about one record.
+    """The result of examining one record.
 
     Attributes:
         stays: whether the record passes all operators; it may still be a duplicate.
-        error: which operator raised and why; None: none did.
+        error: which operator raised and why, or None if none did.
         digests: for each ``DropDuplicates`` that the record has reached, the operator's name and the field's digest.
-        length: number of tokens.
-        cached_sample: the sample in cached form; None: nothing to cache.
+        length: number of tokens; 0 if nothing is packed.
+        cached_sample: the sample in cached form, or None if there is nothing to cache.
     """
 
     stays: bool
@@ -130,7 +130,7 @@ class _Examiner:
         return self.__dict__ | {"_hosts": None}
 
     def _begun(self, number: int, num_surveyed: int) -> PartialSample | None:
-        """Lets an input host run the offloaded operators; returns None if this process has to."""
+        """Lets an input host run the offloaded operators; returns None if this process must run them itself."""
         if self._hosts is None or self._plan.num_offloaded is None:
             return None
         end = min(self._plan.num_offloaded, num_surveyed if self._num_cached is None else self._num_cached)
@@ -167,9 +167,9 @@ def survey(
 
     Args:
         plan: plan of a pipeline.
-        store: where to cache samples; None: the plan's cache is ignored.
-        report: called with the number of records examined and the number of all records.
-        hosts: input hosts that run the plan's offloaded operators; None: no hosts.
+        store: where to cache samples; None to ignore the plan's cache.
+        report: called with the number of records examined and the total number of records.
+        hosts: input hosts that run the plan's offloaded operators; None for no hosts.
 
     Raises:
         DataError: an operator raises on more records than ``Pipeline.most_skipped``, a field cannot be cached, or the
@@ -208,7 +208,7 @@ def _examined(plan: InputPlan, form: Callable[[Sample], Any] | None, hosts: Inpu
 
 
 def _is_duplicate(record: _Examined, seen: dict[str, set[bytes]]) -> bool:
-    """Whether a record is a duplicate; adds its digests, up to the one that is a duplicate, to ``seen``."""
+    """Whether a record is a duplicate; adds its digests to ``seen``, up to the first that is already there."""
     for name, digest in record.digests:
         if digest in seen.setdefault(name, set()):
             return True
@@ -225,18 +225,18 @@ def _too_many(skipped: list[str]) -> str:
 def in_order(samples: Numbered, plan: InputPlan, first: int = 0, hosts: InputHosts | None = None) -> Iterator[Any]:
     """Yields samples in order, prefetched by the threads and processes of the plan.
 
-    After a worker process dies, the workers restart at the next sample that is due, so no sample is lost or repeated.
-    Once all input hosts are lost, the threads that asked them are replaced by the threads and processes of
+    After a worker process dies, the workers restart at the next sample to be yielded, so no sample is lost or repeated.
+    Once all input hosts are lost, the threads that sent them requests are replaced by the threads and processes of
     ``InputPlan.alone``.
 
     Args:
         samples: samples by number; must be picklable if the plan has processes.
         plan: plan with the numbers of threads, processes and prefetched samples.
         first: number of the first sample.
-        hosts: input hosts that the samples use; None: no hosts.
+        hosts: input hosts that the samples use; None for no hosts.
 
     Raises:
-        DataError: a sample cannot be made, or workers have died more than ``_MOST_RESTARTS`` times.
+        DataError: a sample cannot be produced, or workers have died more than ``_MOST_RESTARTS`` times.
     """
     num_restarts = 0
     while True:
@@ -269,7 +269,7 @@ def _sample_of(result: tuple[Any, _Raised | None]) -> Any:
 class _Wrapped:
     """Samples as pairs (sample, None) or (None, error).
 
-    Without the pair, Grain takes a sample apart, and an error in one of its processes loses its arguments.
+    Without the pair, Grain would split up a sample, and an error in one of its processes would lose its arguments.
     """
 
     def __init__(self, samples: Numbered, first: int):

@@ -33,11 +33,11 @@ def _arrow(setting: str, value: str) -> Any:
 class ParquetFiles(FileRecords):
     """Rows of Parquet files as records; the fields are the columns. Needs the extra ``parquet``.
 
-    Row groups are read as a whole, and the most recently used ones stay in memory.
+    Whole row groups are read, and the most recently used ones stay in memory.
 
     Args:
         pattern: pattern of the files, such as ``corpus/*.parquet``; may be remote.
-        columns: columns to read; None: all.
+        columns: columns to read; None for all.
     """
 
     columns: tuple[str, ...] | None = None
@@ -97,8 +97,8 @@ class ParquetFiles(FileRecords):
 class DatasetDirectory(FileRecords):
     """Rows of a directory written by ``Dataset.save_to_disk`` (Hugging Face ``datasets``), as records.
 
-    The fields are the columns; values other than texts, numbers and lists are as Arrow stores them. Needs the extra
-    ``parquet``.
+    The fields are the columns. Values other than text, numbers and lists are returned as Arrow stores them. Needs the
+    extra ``parquet``.
 
     Args:
         pattern: path of the directory.
@@ -143,7 +143,7 @@ class DatasetDirectory(FileRecords):
         return names
 
     def _numbered(self) -> list[str]:
-        """Returns the file names if there is no ``state.json``, without the caches that ``datasets`` leaves."""
+        """Returns the file names if there is no ``state.json``, without the cache files that ``datasets`` leaves."""
         names = sorted(path.name for path in Path(self.pattern).glob("[!.]*.arrow"))
         names = [name for name in names if not name.startswith(("cache-", "indices-", "tmp"))]
         if not names:
@@ -174,7 +174,7 @@ class DatasetDirectory(FileRecords):
             except _mistakes() as error:
                 raise DataError(f"{record_file.path} is not an Arrow file: {first_line(error)}") from error
             _check_names(record_file.path, tables[-1].column_names)
-            # Arrow takes the end of the file for the end of the stream, so a file cut between batches looks complete.
+            # Arrow treats the end of the file as the end of the stream: a file cut between batches looks complete.
             ends = [
                 file.read_at(len(part), place) for part, place in ((_CONTINUES, 0), (_END, file.tell() - len(_END)))
             ]

@@ -13,7 +13,7 @@ from swift.files import read_regular
 
 
 class Tokenizer(Protocol):
-    """The interface of a tokenizer that the data pipeline needs."""
+    """The tokenizer interface that the data pipeline requires."""
 
     @property
     def vocab_size(self) -> int:
@@ -66,9 +66,9 @@ class TokenizerFile:
 
     Args:
         path: path of the JSON file.
-        end_of_document: token of the vocabulary that ends a document.
-        begin_of_prompt: token of the vocabulary that prompts begin with, if the documents that an imported model was
-            trained on began with it; None: no such token.
+        end_of_document: EOS token, which ends a document.
+        begin_of_prompt: BOS token, with which prompts begin. Set it if an imported model was trained on documents that
+            begin with it; None for no BOS token.
 
     Raises:
         SettingError: at first use, if the extra is missing, the file cannot be read, or it lacks one of the tokens.
@@ -91,11 +91,11 @@ class TokenizerFile:
 
     @functools.cached_property
     def begin(self) -> int | None:
-        """The token that prompts begin with; None if there is none."""
+        """The BOS token, with which prompts begin, or None if there is none."""
         return None if self.begin_of_prompt is None else self._number("begin_of_prompt", self.begin_of_prompt)
 
     def put_before(self) -> str | None:
-        """Returns the special token that the file's post-processor puts before a text; None if it adds none."""
+        """Returns the special token that the file's post-processor prepends to a text, or None if it prepends none."""
         encoded = self._tokenizer.encode("a", add_special_tokens=True)
         return encoded.tokens[0] if encoded.special_tokens_mask[:1] == [1] else None
 
@@ -108,7 +108,7 @@ class TokenizerFile:
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
 
     def to_json(self) -> str:
-        """Returns the tokenizer as JSON, as the library writes it."""
+        """Serializes the tokenizer to JSON in the library's format."""
         return self._tokenizer.to_str()
 
     def digest(self) -> str:
@@ -146,11 +146,11 @@ class TokenizerFile:
 
 
 def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Tokenizes a prompt, with ``begin_of_prompt`` if the tokenizer has one; "" becomes at least a separator."""
+    """Tokenizes a prompt as ``text_tokens`` does, or returns a single separator if that gives no tokens."""
     return text_tokens(tokenizer, text) or [tokenizer.separator]
 
 
 def text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Tokenizes a text that starts a sequence, with ``begin_of_prompt`` in front if the tokenizer has one."""
+    """Tokenizes a text that starts a sequence; prepends the BOS token if the tokenizer has ``begin_of_prompt``."""
     begin = tokenizer.begin if isinstance(tokenizer, TokenizerFile) else None
     return ([] if begin is None else [begin]) + [int(token) for token in tokenizer.encode(text)]

@@ -1,8 +1,8 @@
 """Windows of T + 1 tokens cut from a token stream, and their order in training.
 
-The sources of a mixture take turns in the order of ``grain.MapDataset.mix``, computed here for many places at once.
-``DataConfig.locality`` sets an order between random and grouped by domain, as COMM-RAND orders a graph's vertices by
-community: within a stretch of batches, a randomly drawn share of the windows is sorted by domain, and the others stay
+The sources of a mixture alternate as in ``grain.MapDataset.mix``, computed here for many places at once.
+``DataConfig.locality`` selects an order between random and grouped by domain, as COMM-RAND does for a graph's vertices
+and communities: within a stretch of batches, a random subset of the windows is sorted by domain, and the others stay
 where they are.
 
 Shapes: M micro-batches, B sequences per micro-batch, T positions, N places of the order, D domains.
@@ -28,20 +28,20 @@ STRETCH_BATCHES = 64
 _ENDLESS = 2**62
 
 _LEAST_SHARE = 100
-"""Integer that the smallest weight is scaled to; the other weights are in proportion, rounded down (as in Grain)."""
+"""Integer to which the smallest weight is scaled; the others are scaled in proportion, rounded down (as in Grain)."""
 _MOST_SQUARED = 2**31
 """Bound on the sum of integer weights; below it, products of two numbers fit into int64."""
 
 _SHUFFLE_ROUNDS = 4
 """Number of rounds that ``grain.MapDataset.shuffle`` uses."""
 _CHUNK = 1024
-"""Number of places whose windows are computed together, which is faster than one by one."""
+"""Number of places whose windows are computed together, which is faster than one at a time."""
 
 
 def order_by_domain(domains_N: np.ndarray, locality: float, random: np.random.Generator) -> np.ndarray:
     """Orders the windows of a stretch: returns the window at each place, int64[N].
 
-    The windows of a domain keep their order.
+    The windows of a domain keep their relative order.
 
     Args:
         domains_N: int64, domain of each window.
@@ -52,14 +52,14 @@ def order_by_domain(domains_N: np.ndarray, locality: float, random: np.random.Ge
     local = np.flatnonzero(random.random(len(domains_N)) < locality)
     ranks_after_N = ranks_N.copy()
     ranks_after_N[local] = np.sort(ranks_N[local])
-    # Both sorts are stable, so the places of a domain receive its windows in their old order.
+    # Both sorts are stable, so the places of a domain receive its windows in their original order.
     order_N = np.empty(len(domains_N), np.int64)
     order_N[np.argsort(ranks_after_N, kind="stable")] = np.argsort(ranks_N, kind="stable")
     return order_N
 
 
 class DomainOrder:
-    """The endless training order with locality; the window at a place depends on the arguments and the place alone.
+    """The endless training order with locality; the window at a place depends only on the arguments and the place.
 
     Args:
         windows: takes places, int64[N], and returns the windows there in the order without locality, int64[2, N]: the
@@ -67,8 +67,8 @@ class DomainOrder:
         domains: takes windows, int64[2, N], and returns their domains, int64[N].
         locality: see ``order_by_domain``.
         sequences_per_batch: number of windows in a batch.
-        epoch: number of windows in an epoch, at whose end a stretch ends, too; 0: no epochs, as in a mixture.
-        seed: seed of the stretches.
+        epoch: number of windows in an epoch; no stretch crosses the end of an epoch. 0 for no epochs, as in a mixture.
+        seed: seed of the stretches' random generators.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class DomainOrder:
 
 
 def mixture_indices(places_N: np.ndarray, weights: Sequence[float]) -> np.ndarray:
-    """Returns, for places of a mixture, the source and the place's number within the source, int64[2, N].
+    """Maps each place of a mixture to a source and to a place within that source, int64[2, N].
 
     The first source takes its share of all places, spread as evenly as possible; the second takes its share of the
     remaining places, and so on.
@@ -126,7 +126,7 @@ def mixture_indices(places_N: np.ndarray, weights: Sequence[float]) -> np.ndarra
 
 
 def _left_over(num_N: np.ndarray, share: int, total: int) -> np.ndarray:
-    """Returns how many of the first ``num_N`` places are left after a source has taken ``share`` / ``total``."""
+    """Returns how many of the first ``num_N`` places remain after a source has taken ``share`` / ``total`` of them."""
     # Split by quotient and remainder, so that no product of ``num_N`` overflows.
     return num_N // total * (total - share) + num_N % total * (total - share) // total
 
@@ -192,17 +192,17 @@ class JoinedWindows:
 
 
 def count_windows(num_tokens: int, sequence_length: int) -> int:
-    """Returns how many windows of ``sequence_length`` a stream has, with the last, partial one."""
+    """Returns the number of windows of ``sequence_length`` in a stream, including a partial last one."""
     return -(-(num_tokens - 1) // sequence_length)
 
 
 def training_order(
     config: DataConfig, parts: Sequence[Windows], seed: int, sequences_per_batch: int
 ) -> grain.MapDataset:
-    """Returns an infinite stream of training windows. Each source is reshuffled once per pass over it.
+    """Returns an endless dataset of training windows; each source is reshuffled for every pass over it.
 
     Args:
-        config: settings of the data; only a mixture's weights and the locality are used.
+        config: data settings; only a mixture's weights and the locality are used.
         parts: windows of each source.
         seed: seed of the order.
         sequences_per_batch: number of windows in a batch.
@@ -261,7 +261,7 @@ def _in_chunks(windows: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], t
 def _by_domain(
     config: DataConfig, parts: Sequence[Windows]
 ) -> tuple[Sequence[Windows], Callable[[np.ndarray], np.ndarray]]:
-    """Regroups the windows by domain; returns them, and a function from windows to their domains."""
+    """Regroups the windows by domain; returns them, and a function that returns the domains of windows."""
     if isinstance(config.source, Mixture):
         ends_D, num_domains = None, len(parts)
     else:

@@ -1,6 +1,6 @@
 """Checks of one machine: packages, cores and memory, the run directory, and the machine's own address.
 
-The checks try what a run will do: they write to the directory as a run does, and listen on the address.
+The checks try out what a run will do: they write to the directory as a run does, and listen on the address.
 """
 
 import importlib.metadata
@@ -44,7 +44,7 @@ def examine_directory(run_dir: Path, root: Path = Path("/"), deadline_s: float =
     Args:
         run_dir: run directory, which need not exist yet.
         root: root of the file system, for the list of mounts.
-        deadline_s: seconds after which a file system that does not respond is given up.
+        deadline_s: seconds after which the check gives up on a file system that does not respond.
     """
     findings: list[Finding] = []
     # In a thread, since a stalled file system (such as a hard NFS mount) blocks its caller forever.
@@ -149,7 +149,7 @@ def _file_system(directory: Path, mounts: Path) -> str:
 
 
 def examine_machine(root: Path = Path("/")) -> Iterator[Finding]:
-    """Checks the cores, memory and open files that the kernel, and the container if any, allow to a run.
+    """Checks the cores, memory and open files that the kernel, and the container if there is one, allow a run.
 
     Args:
         root: root of the file system.
@@ -190,7 +190,7 @@ def examine_network(host: str, *, is_alone: bool, is_chosen: bool) -> Iterator[F
 
     Args:
         host: address at which the other machines find this one.
-        is_alone: whether there are no other machines; then an address that only this machine reaches is no fault.
+        is_alone: whether there are no other machines, so that an address that only this machine reaches is acceptable.
         is_chosen: whether the user gave the address, rather than it being looked up by the machine's name.
     """
     try:

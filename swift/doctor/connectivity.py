@@ -1,10 +1,10 @@
-"""Connectivity check of a run's machines: each finds the others through the shared directory, and connects to all.
+"""Connectivity check of a run's machines: each finds the others through a shared directory, and connects to all.
 
     DIR/.swift-doctor/node-1.json    address of node 1, its random word, and its facts once it has them
 
-A node announces itself at the start, before it examines itself, which may take minutes. The file of an earlier check
-leads to no listener, or to one that does not know the word; it is read again until the node has written a new one. A
-node leaves once it has asked all others, and all others have received its answers.
+A node announces itself at the start, before it examines itself, which may take minutes. A file left by an earlier check
+points to no listener, or to one with a different word; it is read again until the node has written a new one. A node
+leaves once it has queried all others, and all others have received its answers.
 """
 
 import ipaddress
@@ -44,8 +44,8 @@ class ConnectivityCheck:
         own_node: number of this node, from 0.
         host: address of this node.
         deadline_s: seconds to wait for further progress of any other node.
-        examining_s: seconds from the start in which all nodes must have examined themselves.
-        clock: this node's clock, in seconds; compared with the clocks of the others.
+        examining_s: seconds from the start within which all nodes must finish examining themselves.
+        clock: returns this node's time in seconds, which is compared with that of the other nodes.
     """
 
     directory: Path
@@ -63,12 +63,12 @@ class ConnectivityCheck:
 
 @dataclass
 class _Node:
-    """Another node, as far as this node knows it.
+    """The information that this node has about another node.
 
     Attributes:
-        trouble: why the node is not reached yet; "" once it is reached and its facts are known.
-        facts: facts of the node.
-        round_trip_s: shortest round trip to the node.
+        trouble: why the node has not been reached yet; "" once it was reached and its facts are known.
+        facts: facts of the node, by name.
+        round_trip_s: shortest round-trip time to the node, in seconds.
         ahead_s: seconds by which the node's clock is ahead of this one's.
     """
 
@@ -79,7 +79,7 @@ class _Node:
 
 
 class PeerServer:
-    """This node's side of a connectivity check; made by ``attending``.
+    """This node's side of a connectivity check; created by ``attending``.
 
     Args:
         meeting: settings of the check.
@@ -208,7 +208,7 @@ def _reach(meeting: ConnectivityCheck, node: int, peer: _Node) -> None:
 
 
 def _asked(stream: BufferedRWPair, meeting: ConnectivityCheck, word: str, is_enough: bool) -> tuple[float, float]:
-    """Asks a node for its time; returns the shortest round trip, and by how much the node's clock is ahead in it.
+    """Queries a node's time; returns the shortest round-trip time, and how far the node's clock is ahead, in seconds.
 
     Raises:
         OSError, ValueError, KeyError, TypeError: the node gives no valid answer, or does not know the word.

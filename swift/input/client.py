@@ -18,10 +18,10 @@ Address = tuple[str, int]
 """Host and port."""
 _CONNECT_S = 5.0
 _SILENCE_S = 10.0
-"""Seconds in which an answer has to begin, and again in which it has to be complete; else the host counts as lost."""
+"""Seconds for an answer to begin, and again for it to be complete; after that the host counts as lost."""
 _MOST_WORKERS = 256
 _LEAVE_S = 1.0
-"""Seconds at most that ``close`` waits for host processes to confirm that they are free again."""
+"""Maximum time in seconds that ``close`` waits for host processes to confirm that they are free again."""
 
 
 @dataclass(eq=False)
@@ -86,7 +86,7 @@ class InputHostPool:
             self._report(f"input host {host} {line}; what it cannot make is made here")
 
     def close(self) -> None:
-        """Closes all connections, also busy ones, whose answers are no longer needed.
+        """Closes all connections, including busy ones, whose answers are no longer needed.
 
         Waits until the idle processes are free for another caller, since the next caller may be this machine.
         """
@@ -134,13 +134,13 @@ def connect(
 
     Args:
         addresses: addresses of the hosts.
-        key: key that both sides prove to have.
-        facts: facts by name in which both sides must agree, see ``pipeline_facts``.
+        key: key that both sides must prove to have.
+        facts: facts, by name, on which both sides must agree, see ``pipeline_facts``.
         report: called with a line about a host that cannot be reached, or is lost later.
         report_missing: called instead of ``report`` for a host that cannot be reached.
 
     Raises:
-        SettingError: a host has another key, or other facts than this machine.
+        SettingError: a host has a different key, or different facts than this machine.
     """
     connections = list[_Connection]()
     for address in addresses:
@@ -196,7 +196,7 @@ def _connected(name: str, address: Address, key: str) -> _Connection | None:
 
 
 def _line(connection: socket.socket) -> Mapping[str, object]:
-    """Reads a handshake line and returns its fields; {} if it is no JSON object."""
+    """Reads a handshake line and returns its fields, or {} if it is not a JSON object."""
     received, deadline = bytearray(), time.monotonic() + _CONNECT_S
     while not received.endswith(b"\n") and len(received) < MAX_BYTES:
         # Byte by byte, since the bytes after the line belong to the next frame.

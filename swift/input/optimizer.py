@@ -1,17 +1,17 @@
-"""The optimizer for input pipelines: chooses the plan that is predicted fastest from a profile of the operators.
+"""The optimizer for input pipelines: chooses the plan predicted to be fastest, from a profile of the operators.
 
-Passes improve the plan one after the other, and each is judged by the predicted time. As in cedar (section 4), an
-operator's time is proportional to the bytes of the fields that it reads, so it gets cheaper behind an operator that
+Passes improve the plan one after another, and each is judged by the predicted time. As in cedar (section 4), an
+operator's time is proportional to the bytes of the fields that it reads, so it is cheaper after an operator that
 shrinks them. A dropped record costs nothing afterwards. The passes:
 
 - Reordering: the cheapest order among those that give the same samples. Every order is judged with its best cache,
   since a cache cannot come after the first random operator.
-- Caching: samples are cached where making them again costs more than reading them, before the first random operator.
+- Caching: samples are cached where producing them again costs more than reading them, before the first random operator.
 - Workers: threads for operators that wait or release Python's global interpreter lock, processes for the others.
-- Offloading: input hosts run the first operators. An answer costs this machine time to ask for and to read, in
-  proportion to its bytes, so offloading ends where samples are small. With a cache, only operators before the cache are
-  offloaded, so hosts help only while it is being filled.
-- Prefetching: as many samples as the workers make at once and the memory allows.
+- Offloading: input hosts run the first operators. Requesting and reading an answer costs this machine time in
+  proportion to the answer's bytes, so offloading ends where samples are small. With a cache, only operators before the
+  cache are offloaded, so hosts help only while it is being filled.
+- Prefetching: as many samples as the workers produce at once and as memory allows.
 """
 
 import math
@@ -34,7 +34,7 @@ _DISK_S_PER_BYTE = 1e-9
 """Seconds to read a byte of a cache in files, decoding not included."""
 
 _READY_PER_WORKER = 2
-"""Samples to prefetch for each worker thread: one is taken while the next is made."""
+"""Samples to prefetch for each worker thread: one is taken while the next is produced."""
 _MEMORY_OVER_AHEAD = 8
 """Prefetched samples may take 1 / 8 of the memory."""
 
@@ -45,18 +45,18 @@ _MOST_THREADS = 16
 _LITTLE_WAITING = 0.2
 """Share of a thread's time that may be spent waiting before another thread is worthwhile."""
 _LEAST_THREADED_S = 1e-4
-"""Seconds per record below which handing it from thread to thread would take as long as making it."""
+"""Seconds per record below which passing it between threads would take as long as producing it."""
 _THREAD_GAIN = 1.4
-"""Speed-up by a second thread from which threads are worthwhile."""
+"""Minimum speedup from a second thread for threads to be worthwhile."""
 
 _OFFLOAD_GAIN = 1.25
-"""Speed-up by input hosts from which offloading is worthwhile."""
+"""Minimum speedup from input hosts for offloading to be worthwhile."""
 _OFFLOAD_LEAST_S = 1.0
-"""Seconds that input hosts must save at least."""
+"""Minimum time in seconds that input hosts must save."""
 _ECHO_BYTES = 1 << 20
 _ECHO_ROUNDS, _HOST_RECORDS = 5, 8
 _HOST_PROFILE_S = 2.0
-"""Seconds after which profiling asks hosts for no further record."""
+"""Seconds after which profiling does not request another record from hosts."""
 
 _AHEAD = 64
 """Documents to prefetch while an index is built."""
@@ -70,11 +70,11 @@ class Resources:
 
     Args:
         num_epochs: number of epochs that will be read, within which a cache has to pay off.
-        num_cores: number of cores for making samples.
+        num_cores: number of cores for producing samples.
         memory_bytes: memory for cached and prefetched samples.
         disk_bytes: disk space for cached samples.
-        cache_directory: directory for caches in files; None: no such caches.
-        hosts: profile of the input hosts; None: no hosts.
+        cache_directory: directory for caches in files; None for no such caches.
+        hosts: profile of the input hosts; None for no hosts.
     """
 
     num_epochs: float = 3.0
@@ -97,8 +97,8 @@ class Cost:
 
     Attributes:
         once_s: seconds before the first sample, to survey the source and fill the cache.
-        epoch_s: seconds of each epoch.
-        kept_bytes: size of the cache.
+        epoch_s: seconds per epoch.
+        kept_bytes: size of the cache in bytes.
     """
 
     once_s: float
@@ -106,12 +106,12 @@ class Cost:
     kept_bytes: float
 
     def total_s(self, num_epochs: float) -> float:
-        """Returns the seconds of ``num_epochs`` epochs, with the survey."""
+        """Returns the seconds for the survey and ``num_epochs`` epochs."""
         return self.once_s + num_epochs * self.epoch_s
 
 
 def predict(plan: InputPlan, profile: InputProfile) -> Cost:
-    """Predicts the time of a plan."""
+    """Predicts a plan's time, and the size of its cache, from a profile of the pipeline."""
     elements = plan.elements(0)
     steps = list(_steps_of(plan, elements, profile))
     read_s, num = profile.source.seconds, profile.num_records
@@ -132,7 +132,7 @@ def predict(plan: InputPlan, profile: InputProfile) -> Cost:
 
 @dataclass(frozen=True)
 class PlacedOperator:
-    """An operator at its place in an order, with its predicted costs.
+    """An operator at its position in an order, with its predicted costs.
 
     Attributes:
         element: operator.
@@ -160,7 +160,7 @@ def _steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfil
     for element in elements:
         name = name_of(element)
         operator, usual = means[name], written[: written.index(name)]
-        # The profile is of the order as written: scale by every operator that has moved to the other side of this one.
+        # The profile is for the order as written: scale by every operator that has moved to the other side of this one.
         ratio = 1.0
         for other in set(before) ^ set(usual):
             if _writes_what(by_name[other], element):
@@ -176,7 +176,7 @@ def _growth(written: Sequence[str], means: dict[str, OperatorProfile], size: flo
     """Returns how many bytes each operator adds to a sample in the order as written."""
     added = {}
     for name in written:
-        after = means[name].bytes_out or size  # 0 if no profiled sample has come this far
+        after = means[name].bytes_out or size  # 0 if no profiled sample got this far
         added[name], size = (0.0, size) if after == size else (after - size, after)
     return added
 
@@ -189,7 +189,10 @@ def _writes_what(other: Element, element: Element) -> bool:
 
 
 def _visits(plan: InputPlan, profile: InputProfile) -> float:
-    """Returns how often a record is made per epoch: shuffled rows make a document once for each row that has a part."""
+    """Returns how often a record is produced per epoch.
+
+    With shuffled rows, a document is produced once for each row that contains a part of it.
+    """
     rows = next((level for level in plan.pipeline.levels[1:] if hasattr(level.group, "length")), None)
     if rows is None or not rows.is_shuffled:
         return 1.0
@@ -239,11 +242,11 @@ def _add_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> 
 
 
 def _must_precede(first: Element, second: Element) -> bool:
-    """Whether ``first`` has to stay in front of ``second``, which comes somewhere after it in the pipeline.
+    """Whether ``first`` has to run before ``second``, which comes somewhere after it in the pipeline.
 
-    Operators commute if neither writes a field that the other reads or writes. So do random ones, since their random
-    numbers depend on the sample and not on its place. If a moved operator raises on a record, the record is made again
-    in the order as written, so that only errors in that order count.
+    Operators commute if neither writes a field that the other reads or writes. This includes random ones, since their
+    random numbers depend on the sample and not on its position. If a moved operator raises on a record, the record is
+    processed again in the order as written, so that only errors in that order count.
     """
     if first.is_fixed or second.is_fixed:
         return True
@@ -258,9 +261,9 @@ def _must_precede(first: Element, second: Element) -> bool:
 
 
 def _keeps_equals_together(first: Element, second: Element) -> bool:
-    """Whether a filter and a ``DropDuplicates`` commute: the filter reads only the field that is compared.
+    """Whether a filter and a ``DropDuplicates`` commute.
 
-    Then the filter keeps or drops equal samples together.
+    They do if the filter reads only the field that is compared, since it then keeps or drops equal samples together.
     """
     if isinstance(first, DropDuplicates) and isinstance(second, DropDuplicates):
         return False
@@ -315,7 +318,7 @@ def _add_prefetch(plan: InputPlan, profile: InputProfile, resources: Resources) 
 
 
 def _reorder(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
-    """Returns the plan with the cheapest order of the record operators; the present order if none is cheaper."""
+    """Returns the plan with the cheapest order of the record operators; keeps the current order if none is cheaper."""
 
     def seconds_of(candidate: InputPlan) -> float:
         return _cheapest_cache(candidate, profile, resources)[1]
@@ -343,7 +346,7 @@ def _with_order(plan: InputPlan, order: tuple[Element, ...]) -> InputPlan:
 
 
 def _improved(plan: InputPlan, elements: tuple[Element, ...], seconds_of: object) -> InputPlan:
-    """Improves a plan by swaps of neighbours until none makes it cheaper."""
+    """Improves a plan by swapping adjacent operators until no swap makes it cheaper."""
     assert callable(seconds_of)
     best, seconds = plan, seconds_of(plan)
     is_better = True
@@ -357,7 +360,7 @@ def _improved(plan: InputPlan, elements: tuple[Element, ...], seconds_of: object
 
 
 def _swaps(plan: InputPlan, elements: tuple[Element, ...]) -> Iterator[InputPlan]:
-    """Yields a plan for each legal swap of two neighbours."""
+    """Yields a plan for each legal swap of two adjacent operators."""
     order = plan.elements(0)
     for position in range(len(order) - 1):
         pair = sorted(order[position : position + 2], key=elements.index)
@@ -366,7 +369,7 @@ def _swaps(plan: InputPlan, elements: tuple[Element, ...]) -> Iterator[InputPlan
 
 
 def _add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
-    """Returns the plan with the numbers of threads and processes that are predicted fastest."""
+    """Returns the plan with the numbers of threads and processes that are predicted to be fastest."""
     seconds = profile.source.seconds + sum(operator.seconds for operator in profile.operators)
     waits_s = sum(step.seconds - step.cpu_s for step in (profile.source, *profile.operators))
     waiting = waits_s / max(seconds, 1e-12)
@@ -397,7 +400,10 @@ def _add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -
 
 
 def add_offload(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
-    """Returns the plan that offloads as many first operators as saves most; unchanged if offloading does not pay."""
+    """Returns the plan that offloads the first n operators, with the n that saves the most time.
+
+    The plan is unchanged if offloading does not save enough.
+    """
     hosts = resources.hosts
     if hosts is None:
         return plan
@@ -468,7 +474,7 @@ def _total_s(steps: list[PlacedOperator]) -> float:
 
 
 def _speed_here(plan: InputPlan, profile: InputProfile) -> float:
-    """Returns the speed-up of the plan's threads and processes over one thread."""
+    """Returns the speedup of the plan's threads and processes over one thread."""
     steps = (profile.source, *profile.operators)
     computing = sum(step.cpu_s for step in steps) / max(sum(step.seconds for step in steps), 1e-12)
     threads = min(max(plan.num_threads, 1), max(profile.thread_gain, 1 / max(computing, 1e-3)))
@@ -476,7 +482,7 @@ def _speed_here(plan: InputPlan, profile: InputProfile) -> float:
 
 
 def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) -> HostsProfile | None:
-    """Measures how fast input hosts make the first records, and the round trip of requests.
+    """Measures how fast input hosts produce the first records, and the round-trip time of requests.
 
     Args:
         hosts: hosts that have the pipeline.
@@ -484,7 +490,7 @@ def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) 
         profile: profile of the pipeline on this machine.
 
     Returns:
-        The profile; None if no host answers, or no sample can be sent.
+        The profile, or None if no host answers or no sample can be sent.
     """
     plan, num_workers = plain_plan(pipeline), hosts.num_workers
     end = max((index for index in range(len(plan.orders[0]) + 1) if index not in profile.unkept), default=None)
@@ -553,12 +559,12 @@ class Alternative:
 def plan_input(
     pipeline: Pipeline, resources: Resources | None = None, profile: InputProfile | None = None
 ) -> InputPlan:
-    """Chooses the plan for a pipeline that is predicted fastest; its samples equal the samples of ``plain_plan``.
+    """Chooses the plan for a pipeline that is predicted to be fastest; it has the same samples as ``plain_plan``.
 
     Args:
         pipeline: pipeline to plan.
-        resources: resources that the plan may use; None: the defaults.
-        profile: profile of the pipeline; None: measured here.
+        resources: resources that the plan may use; None for the defaults.
+        profile: profile of the pipeline; None to measure it here.
 
     Raises:
         SettingError: the source has no records.
@@ -572,7 +578,7 @@ def plan_input(
 
 
 def plan_once(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
-    """Plans a single reading of a pipeline, without a cache, to build a corpus index; a ``PlanReading``."""
+    """Plans a single pass over a pipeline, without a cache, to build a corpus index; a ``PlanReading``."""
     profile = profile_input(pipeline)
     hosts_profile = None if hosts is None else profile_hosts(hosts, pipeline, profile)
     once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=0, hosts=hosts_profile)

@@ -17,12 +17,12 @@ from swift.data.sources import DataError
 from swift.errors import SettingError
 
 _AT_MOST_S = 1.0
-"""Seconds after which profiling starts no further record."""
+"""Seconds after which profiling does not start another record."""
 _SHARE, _LEAST, _MOST = 50, 16, 100
 """One record in 50 is profiled, at least 16 and at most 100: more would take as long as the plan saves."""
 _THREADS = 2
 _TRIED_S, _TRIED_AT_MOST_S = 0.03, 0.3
-"""Seconds to measure one thread, and then two: without the time in which others have the core, and in total at most."""
+"""Seconds to measure one thread, and then two: excluding the time spent waiting for a core, and the maximum overall."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class OperatorProfile:
     Attributes:
         name: name of the operator; ``source`` for reading a record.
         seconds: seconds per call.
-        cpu_s: CPU seconds per call; for the rest of the call the thread waits.
+        cpu_s: CPU seconds per call; the thread waits for the rest of the call.
         bytes_in: bytes of the fields that the operator reads.
         bytes_out: bytes of the whole sample after the operator.
         kept_share: share of the samples that pass the operator.
-        writes_ratio: ratio by which the operator changes the bytes of the fields that it overwrites; 1 if none.
+        writes_ratio: bytes of the fields that the operator overwrites, after divided by before; 1 if there are none.
     """
 
     name: str
@@ -57,10 +57,10 @@ class InputProfile:
         num_records: number of records in the source.
         source: profile of reading a record.
         operators: profiles of the record operators, in the order as written.
-        tokens: mean number of tokens per document, if the pipeline packs or batches; else 0.
+        tokens: mean number of tokens per document if the pipeline packs or batches; otherwise 0.
         keep_s: seconds per byte to cache a sample, and to read it back.
-        unkept: why samples cannot be cached, by number of operators before the cache; only places where they cannot.
-        thread_gain: speed-up by a second thread; 1 if the operators hold Python's global interpreter lock.
+        unkept: why samples cannot be cached, by the number of operators before the cache; no entry where they can.
+        thread_gain: speedup from a second thread; 1 if the operators hold Python's global interpreter lock.
     """
 
     num_profiled: int
@@ -78,10 +78,11 @@ class HostsProfile:
     """The profile of the input hosts.
 
     Attributes:
-        num_workers: number of host processes that make samples.
-        speed: number of records that all processes make in the time in which a thread of this machine makes one.
-        ask_s: seconds of a round trip without making the record: per request, and per byte of the answer.
-        cpu_s: CPU seconds of the same on this machine: per request, and per byte of the answer.
+        num_workers: number of host processes that produce samples.
+        speed: throughput of all processes together, relative to one thread of this machine.
+        ask_s: round-trip time in seconds, excluding the production of the record: per request, and per byte of the
+            answer.
+        cpu_s: CPU seconds of this machine for a round trip: per request, and per byte of the answer.
     """
 
     num_workers: int
@@ -102,7 +103,7 @@ class _Sums:
         cpu = time.thread_time()
         result = call()
         cpu_s, elapsed_s = time.thread_time() - cpu, time.perf_counter() - start_time
-        # Without a voluntary context switch the thread has not waited: others had its core, which does not count.
+        # Without a voluntary context switch the thread did not wait: time when others had its core does not count.
         is_blocked = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > before.ru_nvcsw
         self.cpu_s += min(cpu_s, elapsed_s)
         self.seconds += elapsed_s if is_blocked else min(cpu_s, elapsed_s)
@@ -139,11 +140,12 @@ class _Sums:
 def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputProfile:
     """Runs the record operators on the first records, in the order as written, and times each.
 
-    The first record is made once before, untimed, since it may load a library.
+    The first record is processed once beforehand, untimed, since it may load a library.
 
     Args:
         pipeline: pipeline to profile.
-        num_records: number of records at most; fewer if they take longer than a second. None: one in ``_SHARE``.
+        num_records: maximum number of records; profiling stops early after a second. None for one in ``_SHARE``, at
+            least ``_LEAST`` and at most ``_MOST``.
 
     Raises:
         SettingError: the source has no records.
@@ -196,7 +198,7 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
 
 
 class _Keeping:
-    """Measures the time to encode and decode the samples at one place of the order."""
+    """Measures the time to encode and decode the samples at one position in the order."""
 
     def __init__(self) -> None:
         self.reason, self.write_s, self.read_s, self.num_bytes, self._num = "", 0.0, 0.0, 0, 0
@@ -223,7 +225,7 @@ def _rates(keeping: list[_Keeping]) -> tuple[float, float]:
 
 
 def _thread_gain(pipeline: Pipeline, functions: list[Any], num_records: int) -> float:
-    """Measures the speed-up by a second thread: records per second of two threads over one."""
+    """Measures the speedup from a second thread: records per second of two threads divided by that of one."""
 
     def rate(together: threading.Barrier, ended: threading.Event) -> float:
         together.wait()
@@ -247,7 +249,7 @@ def _thread_gain(pipeline: Pipeline, functions: list[Any], num_records: int) -> 
 
 
 def _waited_s() -> float:
-    """Returns the seconds for which this thread was runnable but had no core; 0 if the kernel does not tell."""
+    """Returns the seconds for which this thread was runnable but had no core; 0 if the kernel does not report it."""
     try:
         schedstat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
         return int(schedstat.split()[1]) / 1e9
@@ -256,7 +258,7 @@ def _waited_s() -> float:
 
 
 def _made(pipeline: Pipeline, functions: list[Any], number: int) -> None:
-    """Makes a record and discards it; ignores errors of the operators."""
+    """Produces a sample and discards it; ignores errors of the operators."""
     sample: Any = pipeline.source[number]
     try:
         for function in functions:

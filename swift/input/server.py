@@ -1,7 +1,7 @@
-"""The server side of an input host: one process admits callers, and worker processes make samples, for one caller each.
+"""The server side of an input host: one process admits callers, and each worker process serves one caller at a time.
 
-A worker that dies is restarted; meanwhile its caller makes the samples itself. Callers prove that they have the key: a
-file that only its owner can read, the same on all machines (``find_key``). Requests and answers are frames: a length,
+A worker that dies is restarted; meanwhile its caller produces the samples itself. Callers prove that they have the key:
+a file that only its owner can read, the same on all machines (``find_key``). Requests and answers are frames: a length,
 then the bytes. Each frame must be complete within a time limit.
 """
 
@@ -41,18 +41,18 @@ _STALL_S = 10.0
 BUSY = "all processes are busy"
 
 _LEAST = 32
-"""Least length of a key in characters: a shorter one could be guessed."""
+"""Minimum length of a key in characters: a shorter one could be guessed."""
 
 
 class Ended(ConnectionError):
-    """The other side has closed the connection."""
+    """The other side closed the connection."""
 
 
 def send_frame(connection: socket.socket, content: bytes, limit_s: float) -> None:
     """Sends a frame.
 
     Args:
-        connection: connection; its socket timeout is changed, and not restored.
+        connection: socket of the connection; its timeout is changed, and not restored.
         content: content of the frame.
         limit_s: time limit for the whole frame, in addition to the time for its bytes at ``_LEAST_RATE``.
 
@@ -101,13 +101,13 @@ def receive_bytes(connection: socket.socket, size: int, limit_s: float) -> bytes
 
 @dataclass
 class _Worker:
-    """A worker process that makes samples.
+    """A worker process that produces samples.
 
     Attributes:
         process: the process.
         link: socket to the process, which receives a caller's connection and sends a byte when it is free again.
         is_free: whether the process waits for a caller.
-        started: start time, by the monotonic clock.
+        started: start time in seconds, by the monotonic clock.
     """
 
     process: BaseProcess
@@ -129,9 +129,9 @@ def serve_input(
     Args:
         listener: socket that listens for callers.
         key: key that callers must prove to have.
-        load: makes the pipelines; must be picklable, since each worker process calls it.
+        load: returns the pipelines; must be picklable, since each worker process calls it.
         num_workers: number of worker processes.
-        report: called with a line once all workers are ready, and when one has died.
+        report: called with a line once all workers are ready, and when one is restarted after it died.
         is_over: whether to stop.
     """
     workers = [_started(load) for _ in range(num_workers)]
@@ -214,7 +214,7 @@ class _Served:
     """The pipelines of a worker, with their facts, which are computed once and not for every caller.
 
     Args:
-        load: makes the pipelines, at least one.
+        load: returns the pipelines, at least one.
     """
 
     def __init__(self, load: Callable[[], Sequence[Pipeline]]):
@@ -225,7 +225,7 @@ class _Served:
         """Returns the pipeline that agrees with a caller's in most facts, and the names of the facts that differ.
 
         If a fact differs, this pipeline is loaded again and compared once more, since its files may have changed. The
-        other pipelines of a mixture are not, which would take longer than a caller waits.
+        other pipelines of a mixture are not compared again, since that would take longer than a caller waits.
         """
         index, differing = self._compared(theirs)
         if differing:
@@ -241,7 +241,7 @@ class _Served:
 
 
 def _with_facts(pipeline: Pipeline) -> tuple[Pipeline, dict[str, str]]:
-    """Returns a pipeline with its facts; with no facts if it has no digest, so that it differs from every caller's."""
+    """Returns a pipeline with its facts, which are empty if it has no digest, so that it matches no caller."""
     with suppress(NoDigest):
         return pipeline, pipeline_facts(pipeline)
     return pipeline, {}
@@ -274,10 +274,10 @@ def find_key(path: Path, *, makes: bool = False) -> str:
 
     Args:
         path: key file.
-        makes: whether to make a new key if the file is missing.
+        makes: whether to create a new key if the file is missing.
 
     Raises:
-        SettingError: the file is missing, others than its owner can read it, or it holds no key.
+        SettingError: the file is missing, others than its owner can read it, or its key is too short.
     """
     try:
         if makes and not path.exists():
@@ -293,7 +293,7 @@ def find_key(path: Path, *, makes: bool = False) -> str:
 
 
 def _make(path: Path) -> None:
-    """Makes a key file; if several hosts do so at once on a shared disk, the first one wins and all read its key."""
+    """Creates a key file; if several hosts do so at once on a shared disk, the first one wins and all read its key."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     replace_file(temporary, f"{secrets.token_hex(32)}\n".encode(), mode=0o600)
     try:

@@ -1,8 +1,8 @@
 """A binary file of counts by expert class for every iteration.
 
 The file has a header of 512 bytes, then an entry of fixed size for each iteration. The header is a JSON object with the
-shape. An entry has the step (uint64), the counts (uint32) and a CRC-32 of both, so that each torn or damaged entry is
-detected.
+shape. An entry contains the step (uint64), the counts (uint32) and a CRC-32 of both, so that every torn or damaged
+entry is detected.
 
 ``CountsWriter`` appends entries, and ``cut_entries`` removes them again when a run continues from an earlier step.
 ``ClassCounts`` reads entries, at most a few megabytes at a time, and skips damaged ones.
@@ -59,7 +59,7 @@ class CountsLayout:
 
     @classmethod
     def read(cls, descriptor: int, name: str) -> Self | None:
-        """Reads the layout from an open file; None if its header is incomplete.
+        """Reads the layout from an open file; returns None if its header is incomplete.
 
         Raises:
             SettingError: the header is damaged.
@@ -119,7 +119,7 @@ class ClassCounts:
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """Opens a file of counts; None if it is missing. Raises SettingError if its header is damaged."""
+        """Opens a file of counts; returns None if it is missing, and raises SettingError if its header is damaged."""
         try:
             return cls(os.open(path, os.O_RDONLY), str(path))
         except FileNotFoundError:
@@ -182,7 +182,7 @@ class ClassCounts:
         return self._read(entry, 1)[0]["counts"][0]
 
     def _read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Reads some entries, and checks which ones are intact."""
+        """Reads ``count`` entries from entry ``start`` on; returns them, and which of them are intact, bool[R]."""
         assert self._entry is not None
         size = self._entry.itemsize
         content = memoryview(os.pread(self._descriptor, count * size, _HEADER_BYTES + start * size))
@@ -233,7 +233,7 @@ class CountsWriter:
         self._append(entry.tobytes())
 
     def _append(self, content: bytes) -> None:
-        """Writes after the last complete entry, even if an earlier write failed half-way."""
+        """Writes after the last complete entry, even if an earlier write failed halfway."""
         done = 0
         while done < len(content):
             done += os.pwrite(self._descriptor, content[done:], self._end + done)

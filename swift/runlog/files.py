@@ -2,7 +2,7 @@
 
 The files may be too large to read at once, so ``lines_from_end`` and ``cut_after`` work from the end. ``Metrics`` keeps
 the numbers of all steps in memory, as a column for each metric; counts by expert class stay in their file. Each
-distinct plan is written once, and later events refer to it by its identity: a plan for many workers takes hundreds of
+distinct plan is written once, and later events refer to it by its ID: a plan for many workers takes hundreds of
 kilobytes, and a run with a thousand failures uses only a few plans.
 
 Shape suffixes: T steps.
@@ -30,7 +30,7 @@ _NULL = float("inf")
 
 
 def parse_object(text: bytes) -> dict[str, Any] | None:
-    """Parses a JSON object; None if the text is anything else."""
+    """Parses a JSON object; returns None if the text is anything else."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -100,10 +100,10 @@ def cut_after(path: Path, is_kept: Callable[[bytes], bool] = lambda _: True) -> 
 
     Args:
         path: path of the file; may be missing.
-        is_kept: whether to keep a line, and all lines before it.
+        is_kept: returns whether to keep a line, and all lines before it.
 
     Returns:
-        The last line that is kept; None if none is.
+        The last line that is kept, or None if no line is kept.
     """
     if not path.exists():
         return None
@@ -117,7 +117,7 @@ def deduplicate_plan(fields: Mapping[str, Any], written: set[str]) -> dict[str, 
 
     Args:
         fields: fields of the event.
-        written: identities of the plans written so far; extended by this plan's.
+        written: IDs of the plans written so far; this plan's ID is added.
     """
     if "plan" not in fields:
         return dict(fields)
@@ -146,7 +146,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 class Metrics(Sequence[dict[str, Any]]):
-    """A run's metrics: a sequence of one record per step, each made on demand.
+    """A run's metrics: a sequence of one record per step, each built on demand.
 
     Args:
         columns: columns of numbers, by metric.

@@ -3,12 +3,13 @@
     .lease-3.json    the third owner of the directory, see ``Owner``; its modification time is the last heartbeat
 
 A lease file is created exclusively (O_EXCL), so two processes cannot create the same one, and its content never
-changes. A process that takes over creates the file with the next number, looks again for processes that came in
-between, and removes the dead owner's file. An owner whose file is gone has lost the directory. Readers need no lease.
+changes. A process that takes over creates the file with the next number, checks again that no other process has taken
+over in the meantime, and removes the dead owner's file. An owner whose file is gone has lost the directory. Readers
+need no lease.
 
-On the owner's own machine, the owner lives as long as its process exists. From any other machine, it lives as long as
-its heartbeat changes, timed by the observer's own clock: clocks of two machines are never compared. ``judge`` decides
-this from observations alone, without files, clocks or threads.
+To observers on its own machine, an owner is alive as long as its process exists. To observers on other machines, it is
+alive as long as its heartbeat changes, timed by the observer's own clock: clocks of two machines are never compared.
+``judge`` decides this from observations alone, without files, clocks or threads.
 """
 
 import fcntl
@@ -36,7 +37,7 @@ BEAT_S = 5.0
 SILENCE_S = 60.0
 """Seconds without a heartbeat after which an owner on another machine counts as dead."""
 WATCH_S = 2 * BEAT_S
-"""Seconds to watch at least, however old the last heartbeat seems: clocks and time stamps may be wrong."""
+"""Minimum time in seconds to watch, however old the last heartbeat seems: clocks and timestamps may be wrong."""
 _VERSION = 1
 _PREFIX, _SUFFIX = ".lease-", ".json"
 _LONGEST = 4096
@@ -47,11 +48,11 @@ _TRIES = 20
 
 @dataclass(frozen=True)
 class ProcessTable:
-    """A process table, within which process numbers are unique.
+    """A process table, within which process IDs are unique.
 
     Attributes:
-        host: name of the machine, for people.
-        boot: identity of this boot of the machine; empty if the system has none.
+        host: name of the machine, for messages.
+        boot: ID of this boot of the machine; empty if the system has none.
         processes: PID namespace, which differs between containers; empty if the system has none.
     """
 
@@ -70,9 +71,9 @@ class Owner:
     """A process that owns a run directory.
 
     Attributes:
-        place: process table that the process number belongs to.
-        pid: process number.
-        started: start of the process in ticks since boot, because process numbers are reused; None if unknown.
+        place: process table that the process ID belongs to.
+        pid: process ID.
+        started: start of the process in ticks since boot, because process IDs are reused; None if unknown.
         since: time at which the process took the directory, ISO 8601.
         token: random text, so that no two leases are equal.
     """
@@ -89,7 +90,7 @@ class Owner:
 
     @classmethod
     def decode(cls, content: bytes) -> Self | None:
-        """Parses the content of a lease file; None if it is incomplete or of another version."""
+        """Parses the content of a lease file; returns None if it is incomplete or of another version."""
         try:
             fields = json.loads(content)
             if fields.pop("version") != _VERSION:
@@ -107,7 +108,7 @@ class Owner:
 
 
 class Verdict(Enum):
-    """A verdict on whether a lease's owner lives."""
+    """A verdict on whether a lease's owner is alive."""
 
     LIVES = "lives"
     DEAD = "dead"
@@ -119,11 +120,11 @@ class LeaseObservation:
     """The observations of a lease by a process that watches it.
 
     Attributes:
-        process_is_there: whether the owner's process exists; None if this machine cannot know.
-        has_beaten: whether a heartbeat came while the lease was watched.
-        watched_s: seconds since the lease was first seen, or since the last heartbeat.
-        age_s: age of the last heartbeat when the lease was first seen, s; wrong by the difference between the file
-            system's clock and this machine's.
+        process_is_there: whether the owner's process exists; None if this machine cannot determine it.
+        has_beaten: whether the heartbeat changed while the lease was watched.
+        watched_s: seconds since the lease was first seen.
+        age_s: age in seconds of the last heartbeat when the lease was first seen; wrong by the difference between the
+            file system's clock and this machine's.
     """
 
     process_is_there: bool | None
@@ -133,12 +134,12 @@ class LeaseObservation:
 
 
 def judge(owner: Owner | None, here: ProcessTable, watch: LeaseObservation) -> Verdict:
-    """Judges whether the owner of a lease lives.
+    """Decides whether the owner of a lease is alive, dead, or must be watched for longer.
 
     Args:
-        owner: owner of the lease; None if the file cannot be read, as it is damaged or still being written.
+        owner: owner of the lease; None if the file is damaged, not readable or still being written.
         here: process table of the observer.
-        watch: the observations.
+        watch: observations of the lease.
     """
     is_local = owner is not None and here.is_known and owner.place == here and owner.started is not None
     if is_local and watch.process_is_there is not None:
@@ -158,7 +159,7 @@ class LeaseFile:
         number: number of the owner, from 1.
         path: path of the file.
         content: content of the file; empty if this process may not read it.
-        beat_ns: time of the last heartbeat by the file system's clock, ns.
+        beat_ns: time of the last heartbeat by the file system's clock, in nanoseconds since 1970.
     """
 
     number: int
@@ -178,7 +179,7 @@ def _lease_path(run_dir: Path, number: int) -> Path:
 
 
 def _make_lease(path: Path, owner: Owner) -> bool:
-    """Creates a lease file; returns False if another process has created it.
+    """Creates a lease file; returns False if another process has already created it.
 
     Raises:
         SettingError: the directory cannot be written to.
@@ -209,7 +210,10 @@ def _read_leases(run_dir: Path) -> list[LeaseFile]:
 
 
 def _read_lease(number: int, path: Path) -> LeaseFile | None:
-    """Reads a lease file; None if it is gone. Opening it makes a network file system ask its server for news."""
+    """Reads a lease file; returns None if it is gone.
+
+    Opening the file makes a network file system query its server for changes.
+    """
     try:
         with path.open("rb") as file:
             return LeaseFile(number, path, file.read(_LONGEST), os.fstat(file.fileno()).st_mtime_ns)
@@ -224,13 +228,13 @@ def _read_lease(number: int, path: Path) -> LeaseFile | None:
 
 
 def _lease_content(path: Path) -> bytes:
-    """Returns the content of a lease file; raises OSError as the file system does."""
+    """Returns the content of a lease file; raises OSError if it cannot be read."""
     with path.open("rb") as file:
         return file.read(_LONGEST)
 
 
 def this_process() -> Owner:
-    """Describes this process as an owner, from now on."""
+    """Describes this process as an owner that takes a directory now."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     return Owner(_here(), os.getpid(), _started("self"), since, secrets.token_hex(16))
 
@@ -297,7 +301,7 @@ class Lease:
         remove_lease(self._run_dir, self.owner)
 
     def renew(self) -> None:
-        """Renews the heartbeat, unless the lease is lost; raises OSError if the file system does."""
+        """Renews the heartbeat, unless the lease is lost; raises OSError if the lease cannot be read or touched."""
         now = self._clock()
         try:
             self._is_lost = self._is_lost or _lease_content(self._path) != self._content
@@ -311,8 +315,8 @@ class Lease:
         """Raises RunError if this process no longer owns the directory; call it before each write.
 
         Args:
-            may_look: whether to read the lease file if the last heartbeat is long ago: another process may have taken
-                this one for dead. False in a thread that must not wait for a file system.
+            may_look: whether to read the lease file if the last heartbeat was long ago, since another process may have
+                declared this one dead. False in a thread that must not wait for a file system.
         """
         if may_look and not self._is_lost and self._clock() - self._renewed > SILENCE_S - WATCH_S:
             try:
@@ -353,14 +357,14 @@ def acquire_lease(
 ) -> Lease:
     """Takes a run directory, possibly from a dead owner.
 
-    A process that saves a checkpoint outlives its supervisor until the save is done. This function waits for it before
-    it replaces anything: both may only be suspended, and then the owner continues with its lease.
+    A process that saves a checkpoint outlives its supervisor until the save is done. This function waits for such a
+    process before it replaces anything: both may only be suspended, in which case the owner keeps its lease.
 
     Args:
         run_dir: run directory; must exist.
-        owner: new owner; None: this process.
-        report: called with one line if it takes time to find out whether an owner lives.
-        is_there: returns whether an owner's process runs; None if that cannot be known.
+        owner: new owner; None for this process.
+        report: called with one line if it takes time to determine whether an owner is alive.
+        is_there: returns whether an owner's process is running, or None if that cannot be determined.
         clock: returns seconds. By default, an owner is watched by a clock that stops while this machine sleeps, as an
             owner on this machine does too; the new lease uses a clock that keeps running.
         sleep: waits for a number of seconds.
@@ -381,7 +385,7 @@ def acquire_lease(
         if not _make_lease(path, owner):
             continue  # another process was quicker
         try:
-            # Look again: an owner that was judged dead may have beaten again, or another process come in between.
+            # Check again: an owner that was judged dead may have renewed its heartbeat, or another process taken over.
             if {lease for lease in _read_leases(run_dir) if lease.path != path} <= set(leases):
                 for lease in leases:
                     lease.path.unlink(missing_ok=True)
@@ -403,16 +407,16 @@ def remove_lease(run_dir: Path, owner: Owner) -> None:
 
 
 def last_heartbeat(run_dir: Path) -> int | None:
-    """Returns the time of the last heartbeat in a run directory, ns; None if the directory has no owner."""
+    """Returns the time of a run directory's last heartbeat, in nanoseconds since 1970, or None if it has no owner."""
     return max((lease.beat_ns for lease in _read_leases(run_dir)), default=None)
 
 
 def living_owner(
     run_dir: Path, report: Callable[[str], None] = lambda _: None, sleep: Callable[[float], None] = time.sleep
 ) -> LeaseFile | None:
-    """Finds the lease of a living owner, without taking the directory; None if there is none.
+    """Finds the lease of a living owner, without taking the directory; returns None if there is none.
 
-    An owner on another machine is watched for the time of two heartbeats.
+    An owner on another machine is watched for two heartbeat intervals.
 
     Args:
         run_dir: run directory.
@@ -446,7 +450,7 @@ def living_owner(
 
 @contextmanager
 def writes_checkpoints(run_dir: Path) -> Iterator[None]:
-    """Lets one process of this machine at a time write a run's checkpoints, while the block runs.
+    """Lets only one process of this machine at a time write a run's checkpoints, while the block runs.
 
     The directory's next owner waits for the end of the block, see ``acquire_lease``.
 
@@ -515,7 +519,7 @@ def _is_dead(
     """Watches a lease until its owner counts as dead; returns False if the lease disappears or changes.
 
     Raises:
-        SettingError: the owner lives.
+        SettingError: the owner is alive.
     """
     start_time, first, has_reported = clock(), lease, False
     age_s = time.time() - lease.beat_ns / 1e9
@@ -534,7 +538,7 @@ def _is_dead(
             has_reported = True
         sleep(_LOOK_S)
         now = _read_lease(lease.number, lease.path)
-        # An unreadable lease may have been half-written: then a change of its content is no new owner.
+        # An unreadable lease may have been half-written: a change of its content then does not mean a new owner.
         if now is None or (now.content != first.content and first.owner is not None):
             return False
         lease = now

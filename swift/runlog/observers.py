@@ -72,10 +72,10 @@ class Board:
     """A TensorBoard file of scalars by iteration.
 
     It replaces tensorboardX's own ``SummaryWriter``, which writes in a thread that waits by the wall clock. If the
-    clock is set back by weeks, that thread ends with an error, and logging then blocks for ever.
+    clock is set back by weeks, that thread ends with an error, and logging then blocks forever.
 
     Args:
-        path: directory of the files; made if it is missing.
+        path: directory of the files; created if it is missing.
         last_step: last iteration to keep; TensorBoard ignores earlier values of later iterations.
     """
 
@@ -88,7 +88,7 @@ class Board:
         self._write(last_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """Adds an iteration's numbers by name. They are flushed within ten seconds, if more numbers follow."""
+        """Adds an iteration's numbers by name; flushes the file if the last flush is more than ten seconds ago."""
         for tag, value in values.items():
             self._write(step, summary=scalar(tag, value))
         if time.monotonic() - self._flushed > _FLUSH_S:

@@ -51,8 +51,8 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
         setting: argument that named the directory, for errors.
 
     Raises:
-        SettingError: the directory holds no run, or a file in it is damaged. An incomplete last line is no damage, and
-            is skipped: the run died while it wrote the line, or is still writing it.
+        SettingError: the directory holds no run, or a file in it is damaged. An incomplete last line does not count as
+            damage and is skipped: the run died while it wrote the line, or is still writing it.
     """
     path = Path(path)
     config_text, summary = _read_config(path, setting), _read_summary(path / SUMMARY)
@@ -91,7 +91,7 @@ def check_new_run(path: Path) -> None:
 
 
 def _is_stored_config(path: Path) -> bool:
-    """Whether a file is a run's configuration: a start that was interrupted leaves it before there is a record."""
+    """Whether a file is a run's stored configuration, which a start leaves if it is interrupted before any record."""
     document = parse_object(path.read_bytes()) if path.is_file() and not path.is_symlink() else None
     return document is not None and document.keys() == {"version", "experiment"}
 
@@ -105,8 +105,8 @@ def check_same_run(
         path: run directory.
         config_text: operative configuration with which the run is to continue.
         may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
-        may_lack: settings that the run's configuration may lack: they are newer than the run, and have their default
-            value.
+        may_lack: settings that the run's configuration may lack, since they are newer than the run and have their
+            default value.
 
     Raises:
         SettingError: the directory holds no run, or a run with another configuration.
@@ -122,8 +122,8 @@ def changed_settings(path: Path, config_text: str) -> dict[str, tuple[str | None
     """Compares a run's configuration with another one.
 
     Returns:
-        For each setting that differs: (its statement in the run's configuration, its statement in the other); None if
-        a configuration lacks the setting.
+        For each setting that differs, by name: its statement in the run's configuration, and its statement in the other
+        one; None where a configuration lacks the setting.
 
     Raises:
         SettingError: the directory holds no run.
@@ -137,7 +137,10 @@ def changed_settings(path: Path, config_text: str) -> dict[str, tuple[str | None
 
 
 def settings_in(config_text: str) -> dict[str, str]:
-    """Splits a gin file into statements, by the name that each binds; an indented line continues the one above."""
+    """Splits the text of a gin file into statements, by the name that each binds.
+
+    An indented line continues the line above.
+    """
     statements: list[str] = []
     for line in config_text.splitlines():
         if not line.strip() or line.startswith("#"):
@@ -168,18 +171,18 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
-    """Computes the measures of a run from its metrics.
+    """Computes summary figures of a run from its metrics.
 
     Args:
-        run: run, ended or not.
-        target_loss: loss to count the steps to, in nats per token; None if the run has no target.
+        run: run, finished or in progress.
+        target_loss: target in nats per token, for ``steps_to_target``; None if the run has no target.
 
     Returns:
-        The measures by name; None for a value that the run does not have. ``final_loss`` is the mean of the last 10
-        steps, in nats per token; ``dropped_percent`` the share of all routed tokens that were dropped;
-        ``steps_to_target`` see :func:`steps_to_target`; ``median_step_ms`` leaves out the first 3 steps, which
-        compile; ``discarded_percent`` is the share of steps whose window was run again step by step;
-        ``validation_loss`` is the newest one.
+        The figures by name; None for a value that the run does not have. ``final_loss`` is the mean loss of the last 10
+        steps, in nats per token. ``dropped_percent`` is the percentage of all routed tokens that were dropped.
+        ``steps_to_target`` is the step at which the loss reaches the target, see :func:`steps_to_target`.
+        ``median_step_ms`` excludes the first 3 steps, which compile. ``discarded_percent`` is the percentage of steps
+        whose window was run again step by step. ``validation_loss`` is the most recent one.
 
     Raises:
         SettingError: the metrics are damaged.
@@ -231,7 +234,7 @@ def running_mean(values_T: np.ndarray, window: int) -> np.ndarray:
     """Computes the mean of the last ``window`` values at each step.
 
     Returns:
-        float64[T]; NaN until ``window`` values have come, and where one of them is NaN.
+        float64[T]; NaN in the first ``window - 1`` steps, and where one of the values is NaN.
     """
     means_T = np.full(len(values_T), np.nan)
     if len(values_T) >= window:

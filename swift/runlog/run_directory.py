@@ -1,7 +1,7 @@
 """The run directory, which a run writes to while it trains. Does not import JAX.
 
-A resumed run drops its records after the checkpoint from which it continues. A process that does not record, because
-another process of the run does, has a ``NullRunDirectory``.
+A resumed run drops the metrics and counts of steps after the checkpoint from which it continues. A process that does
+not record, because another process of the run does, uses a ``NullRunDirectory``.
 """
 
 import json
@@ -67,7 +67,7 @@ class RunDirectory:
             replace_file(path / CONFIG, config_text.encode())
             return cls(path, 0, config_text, observers)
         except OSError as error:
-            for name in (CONFIG, METRICS, EVENTS):  # otherwise the directory would be taken for a run's
+            for name in (CONFIG, METRICS, EVENTS):  # otherwise the directory would seem to hold a run
                 with suppress(OSError):
                     (path / name).unlink()
             raise SettingError("--run-dir", str(path), f"cannot be made a directory: {error.strerror}") from error
@@ -89,7 +89,7 @@ class RunDirectory:
         Args:
             path: run directory.
             config_text: operative configuration with which the run continues.
-            step: last step to keep: the checkpoint's.
+            step: last step to keep, which is the checkpoint's.
             may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
             may_lack: settings that the run's configuration may lack, see ``check_same_run``.
             observers: observers of the run besides TensorBoard.
@@ -240,9 +240,9 @@ def _write_errors() -> Iterator[None]:
 
 
 def sync_record(path: Path) -> None:
-    """Flushes the record of a run to disk, whichever process has written it.
+    """Flushes the record of a run to disk (fsync), regardless of which process wrote it.
 
-    Call it before each checkpoint: then, after a power failure, the record has every iteration that the checkpoint
+    Call it before each checkpoint, so that after a power failure the record has every iteration that the checkpoint
     includes.
 
     Args:

@@ -89,7 +89,7 @@ class MLflow(Observer):
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def _experiment_id(self) -> str:
-        """Returns the id of the experiment that MLflow's environment variables name, as its client does not read them.
+        """Returns the ID of the experiment named by MLflow's environment variables, which its client does not read.
 
         Like ``mlflow.start_run``, creates the experiment if its name is new.
         """
@@ -105,7 +105,7 @@ class MLflow(Observer):
 
 
 TRACKERS: Mapping[str, Callable[[], Observer]] = {"wandb": WandB, "mlflow": MLflow}
-"""Trackers by the names of ``--logger``."""
+"""Trackers, by the values of ``--logger``."""
 
 
 def _package(name: str) -> Any:
@@ -116,7 +116,7 @@ def _package(name: str) -> Any:
 
 
 def _known_id(path: Path) -> str:
-    """Returns a run's id in a tracker, from a file; the first call draws the id and writes the file."""
+    """Returns a run's ID in a tracker, from a file; the first call generates the ID and writes the file."""
     if not path.exists():
         replace_file(path, uuid4().hex.encode())
     return path.read_text()
