@@ -15,7 +15,7 @@ _BALANCES = {"none": "nothing", "aux": "auxiliary loss, 1e-2", "bias": "expert b
 
 
 def balance_drops(found: dict[str, Any]) -> str:
-    """Drops and losses by what balances the experts and by system: mean over seeds, smallest and largest."""
+    """Formats drops and losses by balancing method and system: mean, smallest and largest over the seeds."""
 
     def cell(of: dict[str, float], digits: int) -> str:
         return f"{of['mean']:.{digits}f} ({of['least']:.{digits}f} to {of['most']:.{digits}f})"
@@ -36,7 +36,7 @@ def balance_drops(found: dict[str, Any]) -> str:
 
 
 def balance_saved(found: dict[str, Any]) -> str:
-    """Iterations that systems save over ``static`` by target: mean over seeds, and the 95 % interval."""
+    """Formats the iterations that each system saves over ``static``, by target loss: mean over seeds, 95 % interval."""
     by_balance = found["fewer_iterations"]
     targets = list(dict.fromkeys(target for of in by_balance.values() for saved in of.values() for target in saved))
 

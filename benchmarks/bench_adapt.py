@@ -31,7 +31,7 @@ BLOCKS_A_STAGE = 4
 
 
 def block_problem(D: int, P: int, M: int, costs: Costs, stashes: float | None, a_stage: int) -> BlockProblem:
-    """Makes a problem of equal blocks."""
+    """Builds a planning problem of equal blocks."""
     blocks = tuple(Chunk.of_size(1 / a_stage, 1) for _ in range(P * a_stage))
     problem = Problem(Topology(D, P), M, costs=costs, num_iterations=2).limited(stashes)
     return BlockProblem(problem, blocks, (a_stage,) * P)
@@ -56,7 +56,7 @@ def share(work: BlockProblem, failed: frozenset[Worker], reference: float) -> tu
 
 
 def shares() -> dict[str, Any]:
-    """Plans failures of several numbers in any places."""
+    """Plans random failure sets of several sizes, and computes throughput over the live share."""
     source, found = random.Random(0), {}
     for name, costs, stashes in (("unit costs, no limit", Costs(), None), ("measured costs, limit P", MEASURED, 1.0)):
         for D, P in ((4, 8), (3, 4), (8, 4)):
@@ -79,14 +79,14 @@ def shares() -> dict[str, Any]:
 
 
 def large() -> dict[str, float]:
-    """Plans one failure of 1,536 workers."""
+    """Measures planning for one failure among 1,536 workers."""
     work = block_problem(24, 64, 128, Costs(), None, BLOCKS_A_STAGE)
     ratio, seconds = share(work, frozenset({(1, 32)}), fault_free(work).period)
     return {"worst": ratio, "seconds": seconds}
 
 
 def random_problem(source: random.Random) -> tuple[BlockProblem, frozenset[Worker]]:
-    """Draws sizes, costs, memory and failures."""
+    """Draws a problem with random sizes, costs and memory, and a random set of failures."""
     D, P, a_stage = source.choice(((2, 2, 4), (3, 2, 2), (2, 4, 1), (3, 3, 2), (4, 3, 1), (2, 3, 3), (5, 2, 3)))
     costs = Costs(
         t_b=source.choice((1.0, 1.3)),
@@ -101,7 +101,7 @@ def random_problem(source: random.Random) -> tuple[BlockProblem, frozenset[Worke
 
 
 def whole_pipelines(work: BlockProblem, failed: frozenset[Worker]) -> float:
-    """Period of as many whole pipelines as there are survivors for."""
+    """Computes the period with as many whole pipelines as the survivors can form."""
     D, P = work.problem.num_pipelines, work.problem.num_stages
     number = (D * P - len(failed)) // P
     each, more = divmod(work.problem.total_microbatches, number)
@@ -110,7 +110,7 @@ def whole_pipelines(work: BlockProblem, failed: frozenset[Worker]) -> float:
 
 
 def comparison(num_problems: int) -> dict[str, Any]:
-    """Compares the choice with every other way in random problems."""
+    """Compares the chosen adaptation with every alternative on random problems."""
     source = random.Random(1)
     modes: dict[str, int] = {}
     over = {"re-routing": 0.0, "roles": 0.0, "whole pipelines": 0.0}
@@ -132,7 +132,7 @@ def comparison(num_problems: int) -> dict[str, Any]:
 
 
 def in_runs(num_problems: int) -> dict[str, float]:
-    """Compares the periods in lockstep that a run can have after random failures with those of all plans."""
+    """Compares the lockstep periods that a run can have after random failures with the best of all plans."""
     source = random.Random(2)
     over_all, rerouting, stayed = list[float](), list[float](), 0
     for _ in range(num_problems):
@@ -159,7 +159,7 @@ def in_runs(num_problems: int) -> dict[str, float]:
 
 
 def removals() -> dict[str, dict[str, float]]:
-    """Simulates 14 removals of one of 30 nodes, beside Oobleck by the tables of its artifact."""
+    """Simulates the removal of 14 of 30 nodes, one at a time, beside Oobleck according to its artifact's tables."""
     figures = {}
     for model, (D, P) in (("gpt3-medium", (15, 2)), ("gpt3-6.7b", (5, 6)), ("bert-large", (5, 6))):
         problem = Problem(Topology(D, P), 2 * P)
@@ -177,18 +177,18 @@ def removals() -> dict[str, dict[str, float]]:
 
 
 def over_oobleck(removed: dict[str, dict[str, float]], shape: str) -> list[float]:
-    """Lists the gains over Oobleck of a shape's rows."""
+    """Lists the gains over Oobleck in all rows of a shape."""
     return [row["over oobleck, with the schedule's gain"] for name, row in removed.items() if shape in name]
 
 
 def fixed_choices() -> dict[str, float]:
-    """Divides the ETTR of the choice by that of the best fixed one, by times between failures and until a return."""
+    """Divides the ETTR of the choice by that of the best fixed mode, by time between failures and time to return."""
     job, figures = Job(Problem(Topology(4, 8), 16)), {}
     (one,) = strategies(job, poisson(32, 600.0, 60.0, 6_000.0), names=("adapt",))
     assert isinstance(one, Adapting)
     for mtbf_s in (600.0, 3_600.0, 21_600.0, 86_400.0):
         for repair_s in (60.0, 600.0, 7_200.0, 1e7):
-            # Without returns, until a third of the workers is lost.
+            # Without returns, the trace ends when a third of the workers is lost.
             trace = poisson(32, mtbf_s, repair_s, 10 * mtbf_s if repair_s > 1e6 else max(86_400.0, 10 * mtbf_s))
             ways = (replace(one, gaps=Gaps.of(trace), way=way) for way in ("auto", "reroute", "recut"))
             chosen, *fixed = (simulate(way, trace).ettr for way in ways)

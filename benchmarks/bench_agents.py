@@ -1,7 +1,7 @@
-"""Agents whose steps are prompts: ahead of those that cannot reach them, against a barrier after every step.
+"""Agents whose steps are prompts: running ahead of agents that cannot affect them, against a barrier per step.
 
-The town is simulated call by call, with the times of the generation engine's calls as measured here; the outcome of
-every agent is compared.
+The town is simulated call by call, with the generation engine's call times as measured here. The outcomes of all agents
+under the two rules are compared.
 """
 
 import time
@@ -22,16 +22,16 @@ from swift.models.gpt import GPT
 
 CONFIG = TextEngineConfig(batch=64, cache_tokens=64 * 512, prefill_passages=8, prefill_length=64)
 SHARED, OWN, NEW = 256, 64, 24
-"""Tokens of each measured prompt that are shared, and not; tokens that are added."""
+"""Shared and unshared tokens of each measured prompt; generated tokens."""
 TOWNS = {25: (500, 1.3), 200: (125, 2.5)}
-"""Steps of a town by its agents, and how many times as fast as with a barrier it has to be."""
+"""Number of steps of a town, and the required speed-up over a barrier, by number of agents."""
 OF_ORACLE = 0.8
 
 
 def measured_times() -> Times:
-    """Measures the engine's two calls; each has a fixed shape, and takes as long whatever it has to do.
+    """Measures the engine's two kinds of calls; each has a fixed shape, so its duration does not depend on the input.
 
-    The shortest of each counts: what else the machine does only adds to it.
+    The shortest time of each counts, since other load on the machine only adds to it.
     """
     gpt = GPT(SHAPE, 256, EXPERTS.num_classes)
     engine = TextEngine(gpt, EXPERTS, gpt.unpack(jax.jit(gpt.init)(jax.random.key(0))), CONFIG)
@@ -53,7 +53,7 @@ def measured_times() -> Times:
 
 
 def town_of(num_agents: int, times: Times) -> dict[str, Any]:
-    """Runs a town by each rule."""
+    """Simulates a town under each rule, and compares their times and outcomes."""
     town, (num_steps, _) = Town(num_agents), TOWNS[num_agents]
     engines = {name: Engine(times) for name in ("barrier", "ahead", "oracle")}
     barrier = run_town(town, num_steps, Barrier(), engines["barrier"])

@@ -19,7 +19,7 @@ ITEMSIZE = 4
 
 
 def closed_form(trainee: Trainee) -> dict[str, int]:
-    """Bytes of an iteration: weights and gradients of every group, and tokens to experts and back, twice."""
+    """Returns the bytes of an iteration: weights and gradients of each group, and tokens to experts and back, twice."""
     experiment, gpt, ranks = trainee.experiment, trainee.spec.gpt, trainee.spec.live.num_ranks
     slots = experiment.experts.slots_per_rank
     exchange = {
@@ -33,7 +33,7 @@ def closed_form(trainee: Trainee) -> dict[str, int]:
 
 
 def measured(trainee: Trainee) -> dict[str, int]:
-    """Sums the bytes of collectives in the compiled iteration by kind, with every turn of a loop."""
+    """Sums the bytes of collectives in the compiled iteration by kind, counting every iteration of a loop."""
     compiled, ranks = trainee.step.lower(trainee.state, trainee.batches[0]).compile(), trainee.spec.live.num_ranks
     total: Counter[str] = Counter()
     for one in collectives(compiled.as_text(), ranks):
@@ -42,7 +42,7 @@ def measured(trainee: Trainee) -> dict[str, int]:
 
 
 def migration(trainee: Trainee) -> dict[str, Any]:
-    """Bytes that move with one slot, master weights and two moments, by broadcast and by point-to-point message."""
+    """Counts the bytes that move with a slot (its master weights and two moments), by broadcast and point to point."""
     leaves = jax.tree_util.tree_leaves_with_path((trainee.state.master, trainee.state.moments))
     carried = [leaf for path, leaf in leaves if jax.tree_util.DictKey("expert") in path]
     one_move = sum(leaf.shape[-1] * leaf.dtype.itemsize for leaf in carried)

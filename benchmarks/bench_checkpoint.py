@@ -55,7 +55,7 @@ class Ours:
         self._trainee = trainee
         experiment = replace(trainee.experiment, checkpoint=CheckpointConfig(every=1, experts_per_layer=k))
         self._saver = Checkpointer(experiment, trainee.spec, RunDirectory.create(directory, ""), None)
-        self.begin()  # which is full
+        self.begin()  # the first save is a full one
         self.end()
 
     def begin(self) -> None:
@@ -70,7 +70,7 @@ class Ours:
 
 
 class Orbax:
-    """Saves the whole state by Orbax's asynchronous save, with its defaults; the last two checkpoints are kept."""
+    """Saves the full state with Orbax's asynchronous save and its defaults; keeps the last two checkpoints."""
 
     def __init__(self, trainee: Trainee, directory: Path):
         self._trainee, self._path, self._saved = trainee, directory, list[Path]()
@@ -99,7 +99,7 @@ def resident_bytes() -> int:
 
 @contextmanager
 def watched(peaks: list[float]) -> Any:
-    """Records the peak rise of memory in megabytes."""
+    """Context that appends the peak increase of resident memory within the block, in megabytes, to ``peaks``."""
     before, is_over, highest = resident_bytes(), threading.Event(), [0]
 
     def watch() -> None:
@@ -115,14 +115,14 @@ def watched(peaks: list[float]) -> Any:
 
 
 def timed(call: Callable[[], Any]) -> float:
-    """Measures a call in milliseconds."""
+    """Measures the duration of a call in milliseconds."""
     begun = time.perf_counter()
     call()
     return 1000 * (time.perf_counter() - begun)
 
 
 def stalls(trainee: Trainee, ways: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
-    """Measures medians for every way of saving: the wait of training, and the slowdown of the iteration."""
+    """Measures, for every way of saving, the median time training waits and the median slowdown of the iteration."""
     found: dict[str, dict[str, list[float]]] = {
         name: {"blocked_ms": [], "stall_ms": [], "written_ms": [], "peak_mb": []} for name in ways
     }
@@ -142,7 +142,7 @@ def stalls(trainee: Trainee, ways: dict[str, Any], rounds: int) -> dict[str, dic
 
 
 def growth(trainee: Trainee, way: Ours, num_saves: int) -> dict[str, float]:
-    """Measures the growth of memory in megabytes from the first quarter of many saves to the last."""
+    """Measures the growth of memory, in megabytes, from the first quarter of many saves to the last quarter."""
     memory = []
     for _ in range(num_saves):
         way.begin()
@@ -155,7 +155,7 @@ def growth(trainee: Trainee, way: Ours, num_saves: int) -> dict[str, float]:
 
 
 def sizes(experiment: Experiment) -> dict[str, Any]:
-    """Computes shares of a full checkpoint from the shapes of the state alone."""
+    """Computes the sizes of partial checkpoints, as shares of a full one, from the shapes of the state alone."""
     split = split_of(make_step_spec(experiment, storage_mesh(experiment.topology)))
     num_bytes = {name: int(np.prod(leaf.shape)) * leaf.dtype.itemsize for name, leaf in split.shapes.items()}
     dense = sum(num_bytes[name] for name in split.dense_shapes)
@@ -165,7 +165,7 @@ def sizes(experiment: Experiment) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measures and prints; the exit code is 1 if a claim does not hold."""
+    """Measures and prints the figures; returns exit code 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--saves", type=int, default=200)

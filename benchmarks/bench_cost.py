@@ -50,7 +50,7 @@ def flexmoe_costs(rounds: int) -> dict[str, Any]:
 
 
 def placement_cost(policy: PlacementPolicy, trainee: Trainee) -> float:
-    """Measures CPU-seconds of the placement of one iteration on all ranks, with popularity from training."""
+    """Measures CPU-seconds to compute one iteration's placement on all ranks, with popularity from training."""
     experiment, live = trainee.experiment, trainee.spec.live
     popularity_XLE = jnp.stack([trainee()["popularity"][0, 0] for _ in range(8)])
     shape = (popularity_XLE.shape[1], experiment.experts.num_classes, live.num_ranks, experiment.experts.slots_per_rank)
@@ -69,7 +69,7 @@ def placement_cost(policy: PlacementPolicy, trainee: Trainee) -> float:
 
 
 def iteration_costs(num_sequences: int, rounds: int) -> dict[str, Any]:
-    """Measures CPU-seconds per iteration of three programs in turns, and the ratios of SYMI's to the others'."""
+    """Measures CPU-seconds per iteration of three programs, in turns, and the ratios of SYMI's to the others'."""
     trainees = {
         "symi": Trainee(demo(Symi(), "decoupled", num_sequences)),
         "static": Trainee(demo(Static(), "decoupled", num_sequences)),

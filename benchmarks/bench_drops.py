@@ -26,11 +26,11 @@ PAPER_FEWER_ITERATIONS = {"static": 0.285, "flexmoe100": 0.156, "flexmoe50": 0.1
 
 
 EVERY = 10
-"""Iterations averaged per point of a curve."""
+"""Number of iterations averaged for each point of a curve."""
 
 
 def run(name: str, directory: Path, seed: int) -> Run:
-    """Trains one column of the table."""
+    """Trains the run for one column of the table."""
     path = Path(__file__).parent.parent / "experiments" / "symi" / "demo" / f"{name}.gin"
     experiment = load_experiment(path, ["CheckpointConfig.every=0", f"Experiment.seed={seed}"])
     train(experiment, TrainOptions(directory / name, config_text(experiment)))
@@ -45,13 +45,13 @@ def curves(found: Run) -> dict[str, list[float]]:
 
 
 def largest_swing(found: Run) -> float:
-    """Finds the largest factor by which an expert's load grew within three iterations, from at least one token."""
+    """Computes the largest growth factor of an expert's load within three iterations; loads of 0 count as 1."""
     popularity_TLE = np.array([record["popularity"] for record in found.metrics], dtype=float)
     return round(float((popularity_TLE[3:] / np.maximum(popularity_TLE[:-3], 1)).max()), 1)
 
 
 def gains(rows: dict[str, dict[str, Any]], baseline: str) -> dict[str, Any]:
-    """Compares the drops of ``symi``, and the iterations that it needs, with a baseline's."""
+    """Compares the dropped tokens of ``symi``, and the iterations that it needs, with those of a baseline."""
     symi, other = rows["symi"], rows[baseline]
     reached = symi["steps_to_target"] and other["steps_to_target"]
     return {
@@ -64,7 +64,7 @@ def gains(rows: dict[str, dict[str, Any]], baseline: str) -> dict[str, Any]:
 
 
 def _iterations_over_static(against: dict[str, dict[str, Any]]) -> float:
-    """Divides iterations to the target; infinite if either run did not reach it."""
+    """Divides the iterations of ``symi`` to the target loss by those of ``static``; infinite if either missed it."""
     fewer = against["static"]["fewer_iterations"]
     return math.inf if fewer is None else round(1 - fewer, 4)
 

@@ -29,7 +29,7 @@ from swift.train.trainer import train
 
 CLASSES, BUDGET = 8, 0.0375
 FAULTS = (52, 104, 156, 208, 260)
-"""Iterations before which all progress since the newest checkpoint is lost."""
+"""Iterations before which a fault destroys all progress since the newest checkpoint."""
 SMALL = Experiment(
     model=ModelConfig(num_layers=2, model_dim=64, ffn_dim=256, moe_pattern=(True,)),
     experts=ExpertConfig(num_classes=CLASSES, slots_per_rank=8),
@@ -50,12 +50,12 @@ SAVED: dict[str, dict[str, Any]] = {
 
 
 class Fault(Exception):
-    """The whole state is lost."""
+    """A simulated loss of the whole state."""
 
 
 @dataclass
 class Faults:
-    """Ends a run before given iterations, once each; a ``FailureSource`` without other failures."""
+    """A ``FailureSource`` that raises ``Fault`` once before each given iteration, and has no other failures."""
 
     left: list[int]
 
@@ -72,7 +72,7 @@ class Faults:
 
 
 def trained(experiment: Experiment, run_dir: Path, faults: tuple[int, ...]) -> Run:
-    """Runs to the end, resuming after every fault."""
+    """Trains to the end, resuming after every fault."""
     options, source = TrainOptions(run_dir, "", prepare="none"), Faults(list(faults))
     for _ in range(len(faults) + 1):
         try:
@@ -83,12 +83,12 @@ def trained(experiment: Experiment, run_dir: Path, faults: tuple[int, ...]) -> R
 
 
 def events(run: Run, *names: str) -> list[dict[str, Any]]:
-    """Collects events by kind, in order of time."""
+    """Collects a run's events of the given kinds, in chronological order."""
     return [event for event in run.events if event["event"] in names]
 
 
 def counted_plt(run: Run) -> float:
-    """Counts lost tokens by tracking, for every expert, the iterations in its state and in its newest copy."""
+    """Computes the proportion of lost tokens by tracking the iterations in each expert's state and newest copy."""
     updates_TLE = np.array([np.subtract(record["popularity"], record["dropped"]) for record in run.metrics])
     routed_TL = np.array([record["popularity"] for record in run.metrics]).sum(axis=-1)
     num_layers = updates_TLE.shape[1]
@@ -110,7 +110,7 @@ def counted_plt(run: Run) -> float:
 
 
 def row(run: Run) -> dict[str, Any]:
-    """Summarizes a run."""
+    """Computes the figures of one run for the table."""
     saves, restores = events(run, "checkpoint"), events(run, "restore")
     assert run.summary is not None
     return {
@@ -125,14 +125,14 @@ def row(run: Run) -> dict[str, Any]:
 
 
 def idle(run: dict[str, Any]) -> int:
-    """Counts faults after which too much was lost and K did not grow although it could."""
+    """Counts the faults after which too much was lost but K did not grow, although it could."""
     after = run["k_after_faults"]
     steps = zip(run["plt_after_faults"], [1, *after], after, strict=False)
     return sum(plt > BUDGET and k == before < CLASSES for plt, before, k in steps)
 
 
 def over_seeds(runs: list[dict[str, Any]], baseline: list[dict[str, Any]]) -> dict[str, Any]:
-    """Averages a variant over all seeds, and compares its loss with full checkpoints, seed by seed."""
+    """Averages a variant over all seeds, and compares its loss with that of full checkpoints, seed by seed."""
     more = [mine["validation_loss"] - theirs["validation_loss"] for mine, theirs in zip(runs, baseline, strict=True)]
     return {
         "validation_loss": round(statistics.mean(run["validation_loss"] for run in runs), 4),
@@ -143,14 +143,14 @@ def over_seeds(runs: list[dict[str, Any]], baseline: list[dict[str, Any]]) -> di
 
 
 def main() -> int:
-    """Trains and prints; the exit code is 1 if a claim does not hold."""
+    """Trains all variants and prints the figures; returns exit code 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--every", type=int, default=2, help="iterations between checkpoints")
     options = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in SAVED}
     with tempfile.TemporaryDirectory() as directory:
-        jax.config.update("jax_compilation_cache_dir", f"{directory}/programs")  # resumed runs compile the same
+        jax.config.update("jax_compilation_cache_dir", f"{directory}/programs")  # resumed runs reuse the programs
         for seed in range(options.seeds):
             for name, saved in SAVED.items():
                 experiment = replace(SMALL, seed=seed, checkpoint=CheckpointConfig(every=options.every, **saved))

@@ -35,24 +35,24 @@ SHAPE = ModelConfig(
 EXPERTS = ExpertConfig(num_classes=8, top_k=2)
 SIZES = {"batch": 16, "cache_tokens": 8192, "prefill_passages": 8, "prefill_length": 64}
 LIMITS = {"5 shots x 200 questions": 0.3, "8 samples x 50 prompts": 0.5}
-"""Wall time with sharing over that without it."""
+"""Limit of the wall time with sharing over that without."""
 ROUNDS = 3
 PEER_LIMIT = 1.0
-"""CPU-seconds of a generated token over those of ``transformers`` with its static cache."""
+"""Limit of the CPU-seconds per generated token over those of ``transformers`` with its static cache."""
 PEER_ROUNDS = 7
 PEER_VOCABULARIES = 256, 4096, 50304
 NUM_TEXTS, PROMPT_TOKENS, NEW_TOKENS = 16, 64, 128
 
 
 def few_shot() -> list[Request]:
-    """200 questions after the same five examples of 120 bytes, each answered with 4 tokens."""
+    """Builds 200 requests with the same five examples of 120 bytes before each question; answers have 4 tokens."""
     random = np.random.default_rng(0)
     shots = "".join(f"Q: {_noise(random, 96)}\nA: {_noise(random, 16)}\n" for _ in range(5))
     return [_request(f"{shots}Q: {_noise(random, 32)}\nA: ", 4, GREEDY) for _ in range(200)]
 
 
 def samples() -> list[Request]:
-    """8 samples of each of 50 prompts of 500 bytes, 8 tokens long."""
+    """Builds requests for 8 samples of 8 tokens for each of 50 prompts of 500 bytes."""
     random = np.random.default_rng(1)
     prompts = [_noise(random, 500) for _ in range(50)]
     return [_request(prompt, 8, Sampling(1.0, stream=stream)) for prompt in prompts for stream in range(8)]
@@ -67,7 +67,7 @@ def _request(text: str, max_tokens: int, sampling: Sampling) -> Request:
 
 
 def fewest(requests: Sequence[Request]) -> int:
-    """Number of distinct beginnings: the nodes of the tree of all prompts."""
+    """Computes the fewest prompt tokens possible: the number of distinct prefixes, the nodes of their trie."""
     texts = sorted({tuple(request.tokens) for request in requests})
     shared = 0
     for one, other in pairwise(texts):
@@ -76,7 +76,7 @@ def fewest(requests: Sequence[Request]) -> int:
 
 
 def measured(gpt: GPT, weights: Any, requests: Sequence[Request]) -> dict[str, Any]:
-    """Measures both engines in turns, after a round that compiles."""
+    """Measures the engine with and without sharing, in turns, after a warm-up round that compiles."""
     kept: dict[str, list[float]] = {"wall": [], "cpu": []}
     ratios: dict[str, list[float]] = {"wall": [], "cpu": []}
     computed = 0
@@ -104,11 +104,11 @@ def measured(gpt: GPT, weights: Any, requests: Sequence[Request]) -> dict[str, A
 
 
 def over_transformers(vocab_size: int) -> dict[str, Any]:
-    """Measures a batch of texts, continued greedily, against ``transformers``: the same model, in turns."""
+    """Measures the greedy continuation of a batch of texts against ``transformers`` with the same model, in turns."""
     import torch
     from hub_models import both_models
 
-    torch.set_num_threads(1)  # with two, beside other programs, its threads wait busily: 30 times the CPU-seconds
+    torch.set_num_threads(1)  # two threads would busy-wait beside other programs and use 30 times the CPU-seconds
     theirs, gpt, experts, weights = both_models(vocab_size)
     prompts = np.random.default_rng(2).integers(1, 256, (NUM_TEXTS, PROMPT_TOKENS))
     length = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}

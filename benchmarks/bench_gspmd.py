@@ -44,7 +44,7 @@ LIMITS = {
     ("pipeline_dense", "pipeline"): 1.0,
     ("pipeline_experts", "pipeline"): 1.1,
 }
-"""Limits of CPU-seconds over GSPMD's, with a margin for other machines."""
+"""Limits of the ratio of CPU-seconds to GSPMD's, with a margin for other machines."""
 DEMO_SEQUENCES, PAPER_SEQUENCES = 16, 128
 
 
@@ -53,7 +53,7 @@ class Gspmd:
 
     Args:
         setup: experiment with the model and optimizer.
-        spec: the same step as this library runs it.
+        spec: the step as this library runs it.
         batch: global batch with all micro-batches, the same for every step.
         num_groups: groups of tokens that share an expert's capacity, GShard's G.
     """
@@ -79,7 +79,7 @@ class Gspmd:
         return NamedSharding(self._mesh, PartitionSpec(*spec))
 
     def _shard(self, leaf: jax.Array) -> jax.Array:
-        """Shards an array along its first divisible dim, which for experts is the expert."""
+        """Shards an array along its first divisible dimension, which for expert weights is the expert dimension."""
         fitting = [dim for dim, size in enumerate(leaf.shape) if size % DEVICES == 0]
         return jax.device_put(leaf, self._over(fitting[0] if fitting else -1, leaf.ndim))
 
@@ -100,7 +100,7 @@ class Gspmd:
         return loss + self._experts.aux_loss_coefficient * aux, loss
 
     def _mixture(self, logits_TE: jax.Array, x_TD: jax.Array, valid_T: jax.Array, state: Any) -> Any:
-        """GShard's layer. G groups, T tokens of a group, E experts, C rows of an expert for a group, D model dim."""
+        """Computes GShard's layer. G: groups, T: tokens, E: experts, C: rows of an expert for a group, D: model dim."""
         config, groups = self._experts, self._groups
         assert config.top_k == 1, "one choice of a token has one place"
         assert isinstance(config.capacity, SlotCapacity)
@@ -125,7 +125,7 @@ class Gspmd:
 
 
 def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
-    """Measures CPU-seconds and milliseconds of an iteration, and their ratios over GSPMD's."""
+    """Measures CPU-seconds and milliseconds per iteration, in turns, and their ratios to GSPMD's."""
     cpu_s: dict[str, list[float]] = {name: [] for name in calls}
     wall_ms: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)

@@ -58,11 +58,11 @@ def main() -> int:
 
 
 def stalls_of(seconds: Sequence[float], every: int) -> tuple[list[float], float]:
-    """Returns by how much each copy delayed training, in iterations, and the median duration of an iteration.
+    """Computes the delay of training by each copy, in iterations, and the median duration of an iteration in seconds.
 
     Args:
-        seconds: duration of each iteration from the second on, up to its record: the copy after iteration s delays
-            those of s + 1 and s + 2.
+        seconds: seconds from one recorded iteration to the next, starting at the second iteration. The copy after
+            iteration s delays iterations s + 1 and s + 2.
         every: iterations between copies.
     """
     stalls, usual = [], []

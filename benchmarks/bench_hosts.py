@@ -40,16 +40,16 @@ _LATEST_S, _PATIENCE_S, _LIMIT_S, _MAX_LOSS_DISTANCE = 6.0, 300.0, 60.0, 1e-8
 
 @dataclass(frozen=True)
 class Episode:
-    """The end of a run after a fault, and its resumption.
+    """A fault on one host, the end of the run, and its resumption on the others.
 
     Attributes:
         kind: ``kill``, ``freeze`` or ``cut``.
         host: number of the host that was lost.
-        step: iterations on record when the fault came.
-        seconds: seconds until no process of the others was left, nor of a host that was cut off.
+        step: number of recorded iterations when the fault occurred.
+        seconds: seconds until no process was left on the other hosts, nor on a host that was cut off.
         resumed_from: iteration from which the three others resumed.
-        last: last iteration that they were to record.
-        complaint: failure of the run; empty: there was none.
+        last: last iteration that they should record.
+        complaint: description of what went wrong, or empty if nothing did.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Episode:
 
 
 def has_networks() -> bool:
-    """Whether hosts can have networks of their own here."""
+    """Returns whether this machine can give each host its own network namespace."""
     with (
         tempfile.TemporaryDirectory() as directory,
         suppress(OSError, subprocess.CalledProcessError),
@@ -73,7 +73,7 @@ def has_networks() -> bool:
 
 
 def alive(mark: str) -> Iterator[int]:
-    """Process ids of a host, but for those that have ended."""
+    """Yields the process ids of a host, except those of processes that have ended."""
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state = (path / "stat").read_text().rpartition(")")[2].split()[0]
@@ -82,7 +82,7 @@ def alive(mark: str) -> Iterator[int]:
 
 
 def wait_until(holds: Callable[[], bool]) -> float | None:
-    """Waits until something holds; returns the seconds, or None where it takes too long."""
+    """Waits until a condition holds; returns the seconds waited, or None after a timeout."""
     begun = time.monotonic()
     while not holds():
         if time.monotonic() - begun > _PATIENCE_S:
@@ -95,7 +95,7 @@ def wait_until(holds: Callable[[], bool]) -> float | None:
 def running(
     run_dir: Path, num_hosts: int, settings: Sequence[str], *options: str, network: BridgedMachines | None = None
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Runs hosts, none of which outlives the block; the environment of all processes of one names it."""
+    """Runs hosts for the duration of the ``with`` block; the environment of every process names its host."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"{'127.0.0.1' if network is None else 'node0'}:{probe.getsockname()[1]}"
     place = ["--run-dir", str(run_dir), "--coordinator", address, "--num-hosts", str(num_hosts)]
@@ -118,7 +118,7 @@ def running(
 
 
 def strike(kind: str, host: int, run_dir: Path, network: BridgedMachines | None) -> None:
-    """Loses a host."""
+    """Kills, freezes or cuts off a host."""
     if kind == "cut":
         assert network is not None
         network.cut(host)
@@ -131,7 +131,7 @@ def strike(kind: str, host: int, run_dir: Path, network: BridgedMachines | None)
 def episode(kind: str, chance: random.Random, top: Path) -> Episode:
     """Runs four hosts, loses one, and resumes on the others."""
     run_dir, lost, late_s = top / "run", chance.randrange(_NUM_HOSTS), chance.uniform(0, _LATEST_S)
-    # A host that is cut off is alive, and has to end by itself, too.
+    # A host that is cut off is still alive, and must also end by itself.
     ending = [host for host in range(_NUM_HOSTS) if host != lost or kind == "cut"]
     marks = [f"{run_dir}:{host}" for host in ending]
     with ExitStack() as stack:
@@ -160,18 +160,18 @@ def episode(kind: str, chance: random.Random, top: Path) -> Episode:
 
 
 def losses(run_dir: Path) -> np.ndarray:
-    """Losses of all iterations of a run."""
+    """Reads the losses of all iterations of a run."""
     return np.array([record["loss"] for record in read_run(run_dir).metrics])
 
 
 def distance(run_dir: Path, expected: np.ndarray, last: int) -> float:
-    """Largest distance of a run's losses from those without a fault; infinite where an iteration is missing."""
+    """Computes a run's largest deviation from the losses without a fault; infinite if an iteration is missing."""
     found = losses(run_dir)
     return float(np.abs(found - expected[:last]).max()) if len(found) == last else float("inf")
 
 
 def undisturbed(run_dir: Path, last: int) -> np.ndarray:
-    """Losses of the same run on one host."""
+    """Returns the losses of the same run on one host without a fault."""
     sets = [word for setting in (*_SETTINGS, *_ALL) for word in ("--set", setting)]
     command = [*_SWIFT, "train", str(_CONFIG), *sets, "--run-dir", str(run_dir), "--stop-at", str(last)]
     subprocess.run(command, check=True, capture_output=True, env=os.environ | _QUICKLY)

@@ -19,11 +19,11 @@ from swift.data.sources import TextFiles, TokenFile
 
 GB = 10**9
 STEPS = (0, 1, 10**4, 10**6)
-"""Batches that are loaded: near the beginning and far on."""
+"""Batches to load, near the beginning and far into the data."""
 
 
 def memory_mb(field: str) -> float:
-    """Reads the memory of this process: ``VmRSS`` now, ``VmHWM`` at most so far."""
+    """Reads the memory of this process in MB: ``VmRSS`` for the current value, ``VmHWM`` for the peak so far."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1000
 
@@ -44,13 +44,13 @@ def start(source: str, path: str, cache: str) -> dict[str, float]:
 
 
 def started(source: str, path: Path, cache: Path) -> dict[str, float]:
-    """The same in a process of its own."""
+    """Runs ``start`` in a separate process."""
     command = [sys.executable, __file__, "--start", source, str(path), str(cache)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def write_texts(directory: Path, num_bytes: int) -> None:
-    """Writes texts of 5 MB, each with a line of its own, in all so many bytes."""
+    """Writes texts of 5 MB, each with a distinct line, up to ``num_bytes`` in total."""
     body = b"".join(b"a line of text, number %d of its kind\n" % number for number in range(125_000))
     directory.mkdir()
     for number in range(num_bytes // len(body)):

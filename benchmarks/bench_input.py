@@ -31,14 +31,14 @@ THREADS = (0, 1, 4)
 
 
 def swift(plan: InputPlan, num_batches: int) -> None:
-    """Takes batches of a plan."""
+    """Reads batches with a plan of Swift's."""
     samples = Samples(plan, 0, find_survey(plan, None, print))
     for _ in itertools.islice(in_order(samples, plan), num_batches):
         pass
 
 
 def plain(case: Case, num_threads: int, num_batches: int) -> None:
-    """Takes batches of plain Grain."""
+    """Reads batches with plain Grain."""
     batches = grain_batches(case, num_threads)
     for _ in itertools.islice(batches, num_batches):
         pass
@@ -46,7 +46,7 @@ def plain(case: Case, num_threads: int, num_batches: int) -> None:
 
 
 def num_batches_of(case: Case) -> int:
-    """Batches of all epochs, by the number of samples before they are batched."""
+    """Computes the number of batches in all epochs from the number of samples."""
     unbatched = replace(case.pipeline, operators=case.pipeline.operators[:-1])
     per_epoch = Samples(plain_plan(unbatched), 0).num_per_epoch
     assert per_epoch is not None
@@ -54,14 +54,14 @@ def num_batches_of(case: Case) -> int:
 
 
 def cost(call: Callable[[], None]) -> tuple[float, float]:
-    """CPU-seconds and seconds of a call."""
+    """Measures (CPU-seconds, wall seconds) of a call."""
     cpu, begun = time.process_time(), time.perf_counter()
     call()
     return time.process_time() - cpu, time.perf_counter() - begun
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Measures one case: the best of Grain's settings, and Swift's plan with the profile that it is made of."""
+    """Measures one case: Grain with its best settings, and Swift's plan, including the profiling that it requires."""
     num_batches = num_batches_of(case)
     found: dict[str, Any] = {"batches": num_batches}
     grains = {num: cost(lambda num=num: plain(case, num, num_batches)) for num in THREADS}

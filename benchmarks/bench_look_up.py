@@ -41,20 +41,20 @@ def trained(texts: list[str]) -> Tokenizer:
 
 
 def draw(rows: np.ndarray, num_microbatches: int, length: int, seed: int) -> np.ndarray:
-    """Rows of the tokens of random sequences, ``[M, R, T]``."""
+    """Draws random sequences, and returns the rows of their tokens, ``[M, R, T]``."""
     shape = num_microbatches, RANKS, TOKENS // length
     starts = np.random.default_rng(seed).integers(0, len(rows) - length, shape)
     return rows[starts[..., None] + np.arange(length)].reshape(num_microbatches, RANKS, TOKENS)
 
 
 def requests(row_T: np.ndarray, num_hot: int, *, once: bool) -> np.ndarray:
-    """Requests of a rank to each rank, for a micro-batch."""
+    """Counts the rows that a rank requests from each rank for a micro-batch."""
     asked = row_T[row_T >= num_hot]
     return np.bincount((np.unique(asked) if once else asked) % RANKS, minlength=RANKS)
 
 
 def bytes_of(row_MRT: np.ndarray, num_hot: int, *, once: bool, buffer: int | None) -> float:
-    """Bytes of a rank in an iteration; ``buffer`` None: no place stays empty."""
+    """Computes the bytes of a rank in an iteration; with ``buffer`` None, buffers are exactly full."""
     total = 0.0
     for row_RT in row_MRT:
         counts_RR = np.stack([requests(row_T, num_hot, once=once) for row_T in row_RT])
@@ -64,7 +64,7 @@ def bytes_of(row_MRT: np.ndarray, num_hot: int, *, once: bool, buffer: int | Non
 
 
 def bytes_in_runs(token_MRT: np.ndarray, *, copies: bool) -> float:
-    """Bytes of a rank in an iteration of a run, with or without copies of hot rows."""
+    """Computes the bytes of a rank in an iteration as in runs, with or without copies of hot rows."""
     num_hot = num_hot_rows(TOKENS, VOCABULARY, len(token_MRT)) * copies
     one = np.zeros(len(token_MRT), np.int32)
     hot_R = [np.asarray(choose_hot_rows(token_MRT[:, rank], one, 1, VOCABULARY, num_hot)[0]) for rank in range(RANKS)]
@@ -82,7 +82,7 @@ def bytes_in_runs(token_MRT: np.ndarray, *, copies: bool) -> float:
 
 
 def ratios(earlier_MRT: np.ndarray, row_MRT: np.ndarray, token_of_row: np.ndarray) -> dict[str, float]:
-    """Bytes over those of a plain look-up; hot rows and buffers are chosen by the tokens of ``earlier_MRT``."""
+    """Computes bytes over those of a plain look-up, with hot rows and buffers chosen for ``earlier_MRT``."""
     plain = bytes_of(row_MRT, 0, once=False, buffer=None)
 
     def over_plain(num_hot: int, *, once: bool) -> float:

@@ -40,25 +40,25 @@ from swift.train.start import TrainOptions
 from swift.train.trainer import train
 
 BETWEEN = 12
-"""Iterations between two changes whose programs are there, at least."""
+"""Minimum number of iterations between two changes whose programs are ready."""
 PATIENCE_S = 900.0
-"""Time within which a better cut has to be found and compiled, in seconds."""
+"""Seconds within which a better cut must be found and compiled."""
 _COPIED_BYTES = 1 << 28
 
 
 class Over(Exception):
-    """All changes are made and measured."""
+    """Ends the run: all changes have been made and measured."""
 
 
 @dataclass
 class Absences:
-    """Workers that stay away until their blocks have moved, one after the other; a ``FailureSource``.
+    """A ``FailureSource`` in which workers fail one after another, each until its blocks have moved.
 
     Attributes:
-        run_dir: directory of the run, whose record says which moves there were.
-        workers: the workers, in this order.
-        since: when each absence so far began, in seconds.
-        loads: load of the machine before each iteration.
+        run_dir: directory of the run, whose event log shows which blocks have moved.
+        workers: workers in the order in which they fail.
+        since: time at which each absence so far began, in seconds.
+        loads: load average of the machine before each iteration.
     """
 
     run_dir: Path
@@ -92,7 +92,7 @@ class Absences:
 
 
 def experiment(width: int) -> Experiment:
-    """Three pipelines of two stages, of two layers each, with iterations of about a second."""
+    """Builds an experiment of three pipelines of two stages of two layers, with iterations of about a second."""
     return Experiment(
         model=ModelConfig(4, width, width // 64, 4 * width, sequence_length=128, moe_pattern=(False, True)),
         experts=ExpertConfig(num_classes=4, slots_per_rank=4),
@@ -119,7 +119,7 @@ def copies_a_second() -> float:
 
 
 def of_one_process(setup: Experiment, run_dir: Path, number: int) -> dict[str, list[dict[str, Any]]]:
-    """Runs in this process until so many workers have been away; returns the moves and the returns."""
+    """Runs in this process until ``number`` workers have failed and returned; returns the costs of both changes."""
     absences = Absences(run_dir, [(turn % 3, 1) for turn in range(number)])
     with suppress(Over):
         train(setup, TrainOptions(run_dir), absences)
@@ -134,7 +134,7 @@ def of_one_process(setup: Experiment, run_dir: Path, number: int) -> dict[str, l
 
 
 def of_processes(setup: Experiment, directory: Path, number: int, *options: str) -> dict[str, Any]:
-    """Kills a process of a run of `launch` with these options; returns the move of blocks that follows."""
+    """Kills a process of a ``swift launch`` run with these options; returns the cost of the move that follows."""
     config, run_dir = directory / "moves.gin", directory / f"launch-{number}{''.join(options)}"
     config.write_text(config_text(setup))
     command = [*SWIFT, "launch", "--processes", "6", str(config), "--run-dir", str(run_dir)]
@@ -156,7 +156,7 @@ def of_processes(setup: Experiment, directory: Path, number: int, *options: str)
 
 
 def cost_of_change(run_dir: Path, first: int) -> dict[str, float]:
-    """Computes what a change costs, from the times at which iterations were recorded.
+    """Computes the cost of a change from the times at which iterations were recorded.
 
     Args:
         run_dir: directory of the run.
@@ -177,7 +177,7 @@ def cost_of_change(run_dir: Path, first: int) -> dict[str, float]:
 
 
 def summary(changes: Sequence[dict[str, Any]], num_bytes: float, bandwidth: float) -> dict[str, Any]:
-    """Summarizes changes of a kind: medians, with those of their parts."""
+    """Computes the medians of the costs of several changes, and of their parts."""
 
     def median(name: str) -> float:
         return round(statistics.median(one[name] for one in changes), 4)

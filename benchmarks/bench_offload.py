@@ -33,12 +33,12 @@ LIMIT = 0.5
 
 
 def served(path: str) -> list[Pipeline]:
-    """The pipelines of the host."""
+    """Returns the pipelines that the input host serves."""
     return [noises(path)]
 
 
 def serve(path: str) -> None:
-    """Serves the pipeline with one process on the last core, until this program ends."""
+    """Serves the pipeline with one process on the last core until this program exits."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -46,7 +46,7 @@ def serve(path: str) -> None:
 
 
 def cost(samples: Samples, plan: Any, hosts: Any) -> tuple[float, float]:
-    """Makes all records: seconds, and CPU-seconds of this process."""
+    """Produces all samples; returns (wall seconds, CPU-seconds of this process)."""
     begun, cpu = time.perf_counter(), time.process_time()
     for _, _one in zip(range(RECORDS), in_order(samples, plan, hosts=hosts), strict=False):
         pass
@@ -54,7 +54,7 @@ def cost(samples: Samples, plan: Any, hosts: Any) -> tuple[float, float]:
 
 
 def measure(path: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Measures both by turns."""
+    """Measures reading with and without the input host, in turns."""
     pipeline = noises(path)
     alone = replace(plain_plan(pipeline), num_threads=1, num_ahead=2)
     asking = replace(alone, num_offloaded=1, alone=(1, 0))
@@ -65,7 +65,7 @@ def measure(path: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
         address = ("127.0.0.1", int(host.stdout.readline()))
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         hosts = connect([address], KEY, pipeline_facts(pipeline), lambda line: print(line, file=sys.stderr))
-        for _ in range(rounds + 1):  # the first is not counted
+        for _ in range(rounds + 1):  # the first round is a warm-up
             found["alone"].append(cost(Samples(alone, 0), alone, None))
             found["with a host"].append(cost(Samples(asking, 0, hosts=hosts), asking, hosts))
         assert hosts.num_workers == 1, "the host was lost"

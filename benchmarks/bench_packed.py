@@ -52,7 +52,7 @@ SHAPES = [(8, 8, 4), (16, 16, 4), (64, 8, 12), (128, 16, 12)]  # experts, ranks,
 
 
 def run(name: str, directory: Path, seed: int) -> Run:
-    """Trains one column of the table."""
+    """Trains the run for one column of the table."""
     experiment = load_experiment(
         EXPERIMENTS / f"{COLUMNS[name]}.gin", ["CheckpointConfig.every=0", f"Experiment.seed={seed}"]
     )
@@ -61,7 +61,7 @@ def run(name: str, directory: Path, seed: int) -> Run:
 
 
 def drops(seed: int) -> tuple[dict[str, Any], dict[str, tuple[float, float]], list[np.ndarray]]:
-    """Collects the columns' drops by cause and losses, the claims on them, and the loads of SYMI's run."""
+    """Collects each column's drops by cause and losses, the claims about them, and the loads of SYMI's run."""
     with tempfile.TemporaryDirectory() as directory:
         runs = {name: run(name, Path(directory), seed) for name in COLUMNS}
         rows = {name: comparison_rows([one])[0] | causes(one) for name, one in runs.items()}
@@ -76,7 +76,7 @@ def drops(seed: int) -> tuple[dict[str, Any], dict[str, tuple[float, float]], li
 
 
 def causes(one: Run) -> dict[str, float]:
-    """Computes dropped tokens by cause, in percent of all."""
+    """Computes dropped tokens by cause, in percent of all tokens."""
     routed, dropped, overflowed = (
         sum(step[name] for step in one.metrics) for name in ("tokens_routed", "tokens_dropped", "tokens_overflowed")
     )
@@ -87,7 +87,7 @@ def causes(one: Run) -> dict[str, float]:
 
 
 def trainees(num_sequences: int) -> dict[str, Trainee]:
-    """Makes the programs to compare, past their first iterations."""
+    """Builds the programs to compare, and runs their first iterations."""
     by_slot, by_rank = demo(Symi(), "decoupled", num_sequences), demo(Packed(), "decoupled", num_sequences)
     made = {
         "symi": Trainee(by_slot),
@@ -135,16 +135,16 @@ def iteration_flops(trainee: Trainee) -> int:
 
 
 def token_bytes(trainee: Trainee) -> int:
-    """Bytes of the all-to-alls in a compiled iteration, without weights and gradients, equal in all programs."""
+    """Counts the bytes of all-to-alls in a compiled iteration, except weights and gradients, equal in all programs."""
     compiled = trainee.step.lower(trainee.state, trainee.batches[0]).compile()
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(trainee.state.slots))
     return collective_bytes(compiled.as_text(), trainee.spec.live.num_ranks)["all-to-all"] - 2 * weights
 
 
 def exchanged_bytes(trainee: Trainee) -> int:
-    """Counts the bytes that a rank gives to all all-to-alls of an iteration, weights and gradients included.
+    """Counts the bytes that a rank sends in all all-to-alls of an iteration, including weights and gradients.
 
-    Loops count as often as they run; of an exchange in rounds the first and one more.
+    A loop counts as often as it runs. An exchange in rounds counts as two rounds.
     """
 
     def of_exchange(equation: JaxprEqn) -> int | None:
@@ -179,7 +179,7 @@ def split_cost(trainee: Trainee) -> float:
 
 
 def loads(recorded: list[np.ndarray]) -> dict[str, list[tuple[np.ndarray, int, int]]]:
-    """Loads of experts to place, as (load, ranks, slots of a rank)."""
+    """Collects expert loads to place, each as (load, ranks, slots per rank), by kind."""
     random, kinds = np.random.default_rng(0), dict[str, list]()
     draw: dict[str, Callable[[int], np.ndarray]] = {
         "random": lambda num_classes: random.integers(0, 10_000, num_classes),
@@ -192,7 +192,7 @@ def loads(recorded: list[np.ndarray]) -> dict[str, list[tuple[np.ndarray, int, i
 
 
 def packing(recorded: list[np.ndarray]) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
-    """Compares the largest rank load with EPLB's and with that of expert order, and measures times of one layer."""
+    """Compares the largest rank load with those of EPLB and of expert order; measures the time to place one layer."""
     packed, in_order, figures = jax.jit(Packed()), jax.jit(MinMax()), dict[str, Any]()
     over_eplb, over_order = [], []
     for kind, cases in loads(recorded).items():
@@ -220,7 +220,7 @@ def packing(recorded: list[np.ndarray]) -> tuple[dict[str, Any], dict[str, tuple
 
 
 def packing_seconds(num_classes: int, ranks: int, slots: int) -> dict[str, float]:
-    """Measures the wall time of placing one layer, ours compiled and EPLB's in NumPy."""
+    """Measures the wall time of placing one layer with our compiled program and with EPLB in NumPy."""
     load_E = np.random.default_rng(0).integers(0, 10_000, num_classes).astype(np.int32)
     start, policy = Packed().init(1, num_classes, ranks, slots)[0], jax.jit(Packed())
     calls = {
@@ -231,7 +231,7 @@ def packing_seconds(num_classes: int, ranks: int, slots: int) -> dict[str, float
 
 
 def wall_time(call: Callable[[], Any]) -> float:
-    """Measures one call in seconds."""
+    """Measures the duration of one call in seconds."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

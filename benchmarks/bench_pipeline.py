@@ -84,7 +84,7 @@ def idle_tick_cpu_us(setup: Experiment) -> float:
 
 
 def idle(table: TickTable, num_ticks: int) -> TickTable:
-    """Makes a table of idle ticks without messages."""
+    """Builds a tick table with ``num_ticks`` idle ticks and no messages."""
 
     def silent(moves: Moves) -> Moves:
         none = np.full_like(moves.permutation_TQ, NONE), np.full_like(moves.slot_TQR, NONE)
@@ -102,7 +102,7 @@ def idle(table: TickTable, num_ticks: int) -> TickTable:
 
 
 def compile_ratio() -> dict[str, Any]:
-    """Measures seconds to compile with many micro-batches over those with few, in turns."""
+    """Measures the ratio of compile times with 32 and with 8 micro-batches, in turns."""
     seconds: dict[str, list[float]] = {"8": [], "32": []}
     for _ in range(3):
         for name, times in seconds.items():
@@ -155,7 +155,7 @@ def stage_figures(*, moe: bool) -> dict[str, Any]:
 
 
 def fused_pass(block: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the forward and backward pass of a block as one function."""
+    """Builds one function for the forward and backward pass of a block."""
 
     def run(weights: Any, extras: Any, x: Any, d_out: Any) -> Any:
         out, pull_back, load = jax.vjp(lambda weights, x: block(weights, extras, x), weights, x, has_aux=True)
@@ -165,7 +165,7 @@ def fused_pass(block: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def flops(function: Callable[..., Any], *shapes: Any) -> float:
-    """Counts the FLOPs of a compiled function, by XLA."""
+    """Returns the FLOPs of a compiled function according to XLA."""
 
     def run(*arguments: Any) -> Any:
         return jax.vmap(function, axis_name=EXPERT_AXIS, axis_size=1)(*arguments)

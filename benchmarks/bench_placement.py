@@ -27,7 +27,7 @@ from swift.experts.placement.policy import PlacementPolicy, Static
 from swift.experts.placement.symi import Symi
 
 LAYERS = 8
-"""Layers that a call places."""
+"""Number of layers that a call places."""
 RANKS_OF_NODE = 8
 SHAPES = [  # ranks, experts, slots of a rank
     *((8, 8, 1), (8, 8, 2), (8, 8, 4), (8, 12, 3), (8, 32, 5), (8, 64, 8)),
@@ -46,7 +46,7 @@ assign = jax.jit(assign_slots, static_argnums=(1, 2))
 
 
 def compare(shape: tuple[int, int, int], loads_XE: np.ndarray) -> dict[str, list[float]]:
-    """Ratios to EPLB's: largest rank loads, of the global and the hierarchical policy, and times of calls."""
+    """Computes ratios to EPLB: largest rank loads with its global and its hierarchical policy, and call times."""
     ranks, classes, slots = shape
     start_LNS = np.asarray(Packed().init(LAYERS, classes, ranks, slots)[0])
     jax.block_until_ready(place(loads_XE[:LAYERS], start_LNS, ()))
@@ -67,7 +67,7 @@ def compare(shape: tuple[int, int, int], loads_XE: np.ndarray) -> dict[str, list
 
 
 def timed(rule: Callable[[np.ndarray], Any], loads_LE: np.ndarray) -> tuple[Any, float]:
-    """The placements by a rule, and the CPU-seconds that they took."""
+    """Computes placements with a rule; returns them and the CPU-seconds taken."""
     began = time.process_time()
     result = rule(loads_LE)
     return result, time.process_time() - began
@@ -85,7 +85,7 @@ def ratios(values: list[float]) -> dict[str, Any]:
 
 
 def against_eplb(num_loads: int, seed: int) -> dict[str, Any]:
-    """All loads of all shapes: ratios by kind of load and by shape, and times by shape."""
+    """Compares all loads of all shapes: ratios by kind of load and by shape, and times by shape."""
     by_kind: dict[str, list[float]] = {kind: [] for kind in (*KINDS, "recorded")}
     hierarchical: list[float] = []
     by_shape, of_demo = [], recorded()
@@ -117,14 +117,14 @@ def against_eplb(num_loads: int, seed: int) -> dict[str, Any]:
 
 
 def placed_before(load_E: np.ndarray, ranks: int, slots: int) -> dict[str, np.ndarray]:
-    """The placements of the rules that see the load before it drifts."""
+    """Computes placements with the rules that see the load only before it drifts."""
     policies: dict[str, PlacementPolicy] = {"static": Static(), "symi": Symi(), "packed": Packed()}
     ours = {name: place_experts(load_E, ranks, slots, policy)[0] for name, policy in policies.items()}
     return ours | {"eplb": eplb(load_E, ranks, slots)}
 
 
 def served(load_E: np.ndarray, placements: dict[str, np.ndarray], ranks: int, slots: int) -> dict[str, float]:
-    """The largest load of a rank over the mean of the ranks, by rule, and the share that waterfilling drops."""
+    """Computes, for each rule, the largest rank load over the mean, and the share of tokens that waterfilling drops."""
     mean, classes = load_E.sum() / ranks, len(load_E)
     found = {name: largest_rank_load(load_E, placement) / mean for name, placement in placements.items()}
     for name in ("eplb", "packed"):
@@ -141,7 +141,7 @@ def served(load_E: np.ndarray, placements: dict[str, np.ndarray], ranks: int, sl
 
 
 def drifting(num_loads: int, seed: int) -> dict[str, Any]:
-    """Measures the largest rank load over the mean by drift and rule: mean and largest of all shapes and loads."""
+    """Measures the largest rank load over the mean, by drift and rule: mean and maximum over all shapes and loads."""
     random = np.random.default_rng(seed)
     rows: dict[float, list[dict[str, float]]] = {drift: [] for drift in DRIFTS}
     for ranks, classes, slots in DRIFT_SHAPES:
@@ -158,7 +158,7 @@ def drifting(num_loads: int, seed: int) -> dict[str, Any]:
 
 
 def spread(rows: list[dict[str, float]], name: str) -> dict[str, float]:
-    """Mean and largest of a rule's figures."""
+    """Computes the mean and the maximum of a rule's figures."""
     values = [row[name] for row in rows]
     return {"mean": round(statistics.mean(values), 4), "largest": round(max(values), 4)}
 

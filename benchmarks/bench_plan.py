@@ -31,7 +31,7 @@ LIMITS = {"none": None, "1.5P": 1.5, "P": 1.0}
 
 
 def failure_sets(num_pipelines: int, num_stages: int) -> dict[str, frozenset]:
-    """Failure sets of no worker, one worker, and one in a hundred, in different stages."""
+    """Builds failure sets of no worker, one worker, and one worker in a hundred, in different stages."""
     percent = max(2, num_pipelines * num_stages // 100)
     return {
         "no failure": frozenset(),
@@ -41,7 +41,7 @@ def failure_sets(num_pipelines: int, num_stages: int) -> dict[str, frozenset]:
 
 
 def planning() -> dict[str, Any]:
-    """Measures seconds and gaps for every size."""
+    """Measures planning time in seconds, and gaps to the bounds, for every size."""
     figures = {}
     for size, (D, P, M) in SIZES.items():
         for failures, failed in failure_sets(D, P).items():
@@ -58,7 +58,7 @@ def planning() -> dict[str, Any]:
 
 
 def gap(problem: Problem, found: float) -> dict[str, float]:
-    """Gaps of the period to the two bounds."""
+    """Computes the gaps between a period and the two lower bounds."""
     over = {"gap": lower_bound(problem), "gap_to_tight_bound": tight_bound(problem)}
     return {name: round(found / bound - 1, 4) for name, bound in over.items()}
 
@@ -87,7 +87,7 @@ def peak_bytes_per_op() -> dict[str, float]:
 
 
 def small_problems(factor: int, limit: float | None) -> Iterator[Problem]:
-    """Unit costs, no failure or any one, D in 2, 3, 4 and P in 2, 4, 8."""
+    """Yields problems with unit costs, no failure or any single one, D in 2, 3, 4 and P in 2, 4, 8."""
     for D in (2, 3, 4):
         for P in (2, 4, 8):
             for failed in [frozenset(), *(frozenset({(0, p)}) for p in range(P))]:
@@ -96,7 +96,7 @@ def small_problems(factor: int, limit: float | None) -> Iterator[Problem]:
 
 
 def gaps() -> dict[str, dict[str, float]]:
-    """Computes mean and worst gaps by memory limit and micro-batches, and to the tight bound."""
+    """Computes mean and worst gaps to the bounds, by memory limit and number of micro-batches."""
     figures = {}
     for name, limit in LIMITS.items():
         for factor in (2, 1):
@@ -110,7 +110,7 @@ def gaps() -> dict[str, dict[str, float]]:
 
 
 def in_lockstep() -> dict[str, dict[str, float]]:
-    """Cost of lockstep ticks, and of their ops alone, for plans made for them; M = 2P, no limit, measured costs."""
+    """Computes the cost of lockstep ticks, and of their ops alone, for lockstep plans; M = 2P, no memory limit."""
     ratios: dict[str, list[float]] = {"ops and messages": [], "ops": []}
     silent = replace(MEASURED, t_comm=0.0)
     for problem in small_problems(2, None):

@@ -38,12 +38,12 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 def len_of(path: Path) -> int:
-    """Number of iterations of a generated run."""
+    """Returns the number of iterations of a generated run."""
     return int((path / "steps").read_text())
 
 
 def make_run(path: Path, num_steps: int) -> None:
-    """Writes a run of random numbers."""
+    """Writes the record of a run with random metrics."""
     random = np.random.default_rng(0)
     path.mkdir()
     (path / CONFIG).touch()
@@ -64,12 +64,12 @@ def make_run(path: Path, num_steps: int) -> None:
 
 
 def at(step: int) -> str:
-    """Time at which an iteration ended."""
+    """Formats the time at which an iteration ended."""
     return (BEGUN + timedelta(seconds=step / 4)).isoformat(timespec="milliseconds")
 
 
 def scalars(step: int) -> dict[str, Any]:
-    """Makes a line of metrics, with as many numbers as in a training run in pipelines."""
+    """Builds one line of metrics, with as many numbers as a pipelined training run records."""
     noise = (step * 2654435761 % 2**32) / 2**32
     return {
         "step": step,
@@ -95,13 +95,13 @@ def scalars(step: int) -> dict[str, Any]:
 
 
 def cost_of(name: str, path: Path) -> dict[str, float]:
-    """Measures a reader's CPU-seconds, wall seconds and peak memory."""
+    """Measures a reader's CPU-seconds, wall seconds and peak memory in a new process."""
     command = [sys.executable, __file__, "--reader", name, str(path)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def read(name: str, path: Path) -> None:
-    """Prints the costs of a reader."""
+    """Runs a reader in this process, and prints its costs."""
     begun, cpu_begun = time.perf_counter(), time.process_time()
     READERS[name](path)
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
@@ -121,7 +121,7 @@ def main() -> int:
     if options.reader:
         read(options.reader[0], Path(options.reader[1]))
         return 0
-    from measure import publish  # which takes memory that no reader needs
+    from measure import publish  # only here, since it takes memory that no reader needs
 
     figures = {}
     with tempfile.TemporaryDirectory() as directory:

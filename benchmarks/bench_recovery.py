@@ -95,10 +95,10 @@ def _options() -> argparse.Namespace:
 
 
 def _kill_one_by_one(supervisor: subprocess.Popen[bytes], run_dir: Path, options: argparse.Namespace) -> bool:
-    """Kills each process in turn, once all run again and what they may need next is prepared.
+    """Kills each process in turn, after all are running again and the programs that they may need next are prepared.
 
     Returns:
-        True if all others were the same processes before and after.
+        Whether all other processes survived each kill.
     """
     order, same = random.Random(options.seed), True
     for kill in range(options.kills):
@@ -119,7 +119,7 @@ def _kill_one_by_one(supervisor: subprocess.Popen[bytes], run_dir: Path, options
 
 
 def _has_settled(run_dir: Path, options: argparse.Namespace) -> bool:
-    """Checks that all run in a generation with some iterations, and that the next programs are compiled."""
+    """Returns whether the current generation has run some iterations, and the next programs are compiled."""
     generations = [event for event in events(run_dir) if event["event"] == "generation_live"]
     if not generations or len(generations[-1]["members"]) < options.processes:
         return False
@@ -129,7 +129,7 @@ def _has_settled(run_dir: Path, options: argparse.Namespace) -> bool:
 
 
 def _are_ready(supervisor: int, num_processes: int) -> bool:
-    """Checks that a process is held ready for each one, and has come to rest."""
+    """Returns whether a spare process is held ready for each process and is idle."""
     held = started_members(supervisor)[num_processes:]
     time.sleep(0.5)
     return len(held) == num_processes and started_members(supervisor)[num_processes:] == held

@@ -54,14 +54,14 @@ def stated_case() -> dict[str, Any]:
 
 
 def removals(period_s: float, victims: tuple[int, ...]) -> Trace:
-    """Makes a trace of the artifact."""
+    """Builds a trace of the artifact, in which nodes are removed one at a time."""
     added = [Event(0.0, "add", f"node{number}") for number in range(1, 31)]
     removed = [Event(period_s * index, "remove", f"node{number}") for index, number in enumerate(victims, start=1)]
     return Trace((*added, *removed), period_s * len(victims))
 
 
 def baselines() -> dict[str, dict[str, Any]]:
-    """Compares samples/s with those of the artifact."""
+    """Compares simulated samples/s with those of the artifact."""
     figures = {}
     for (model, often), averages in AVERAGES.items():
         outcomes = run(Job(HOSTS), removals(*REMOVALS[often]), ("bamboo", "varuna", "oobleck"), model)
@@ -79,7 +79,7 @@ def baselines() -> dict[str, dict[str, Any]]:
 def against_recycle() -> dict[str, dict[str, float]]:
     """Divides goodput by that of Oobleck and Bamboo, each relative to its fault-free throughput; 30 nodes.
 
-    ``schedule`` is what the planner's schedule without failures gains over 1F1B, which ReCycle's figures have in them.
+    ``schedule`` is the gain of the planner's fault-free schedule over 1F1B, which is included in ReCycle's figures.
     """
     figures = {}
     for often, model, (D, P) in (
@@ -104,7 +104,7 @@ def against_recycle() -> dict[str, dict[str, float]]:
 
 
 def spot_trace(num_nodes: int, hours: float) -> Trace:
-    """Makes a trace of spot instances: a few join or leave every ten minutes, and sometimes most at once."""
+    """Builds a trace of spot instances: a few join or leave every ten minutes, and occasionally most leave at once."""
     source, time_s = random.Random(0), 0.0
     up, down = [f"node{index}" for index in range(num_nodes)], list[str]()
     events = [Event(0.0, "add", name) for name in up]
@@ -121,7 +121,7 @@ def spot_trace(num_nodes: int, hours: float) -> Trace:
 
 
 def seconds_of(job: Job, trace: Trace) -> dict[str, float]:
-    """Measures CPU-seconds of every strategy, and of all."""
+    """Measures CPU-seconds of every strategy, and of all strategies together."""
     figures = {}
     for name in OF_JOB:
         start = cpu_seconds()

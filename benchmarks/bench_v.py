@@ -37,7 +37,7 @@ def timed(problem: Problem, order: list[list[Op]]) -> Schedule:
 
 
 def published(problem: Problem, limit: float) -> dict[str, Schedule]:
-    """Times all published orders; that which its authors plan by times and memory is planned for ``limit``."""
+    """Times all published orders; the one that its authors plan by times and memory is planned for ``limit``."""
     P, M = problem.num_stages, problem.most_microbatches
     (f, b, w, _), stash_2P = problem.time_4P[:, 0].tolist(), problem.stash_2P
     found = dict(_orders(P, M))
@@ -51,7 +51,7 @@ def _orders(P: int, M: int) -> dict[str, list[list[Op]] | None]:
 
 
 def without_failure(P: int, M: int, costs: Costs, staggered: bool) -> dict[str, dict[str, float]]:
-    """Compares ``v`` with every order in the order's memory, and with the best in shares of 1F1B's memory."""
+    """Compares ``v`` with each order in that order's memory, and with the best order in shares of 1F1B's memory."""
     plain = Problem(Topology(1, P), M, costs=costs, staggered=staggered)
     problem, found = with_chunk_shape("v", plain), {}
 
@@ -81,7 +81,7 @@ def without_failure(P: int, M: int, costs: Costs, staggered: bool) -> dict[str, 
 
 
 def with_failure(D: int, P: int, M: int, costs: Costs, share: float | None) -> dict[str, float]:
-    """Compares ``v`` with one run a worker, a worker of the first, of the middle and of the last stage down."""
+    """Compares ``v`` with one run per worker, with a worker of the first, middle or last stage down."""
     limit, found = None if share is None else share * P, {}
     for stage in (0, P // 2, P - 1):
         plain = Problem(Topology(D, P), M, frozenset({(0, stage)}), costs, limit)

@@ -29,11 +29,11 @@ LIMIT = 0.01
 RANKS, STEPS = {"the demo's 8 ranks": 8, "the tokens of 64 ranks": 64}, {8: 62, 64: 22}
 WARM_UP = 2
 USUAL = 16
-"""Sequences of a micro-batch in the demo."""
+"""Number of sequences in a micro-batch of the demo."""
 
 
 def measure(num_ranks: int, directory: Path) -> dict[str, Any]:
-    """Trains a few iterations of the demo with batches of the tokens of so many ranks; the index is built before."""
+    """Trains the demo for a few iterations with as many tokens as ``num_ranks`` ranks have; builds the index first."""
     sequences = USUAL * num_ranks // 8
     settings = [
         f"Experiment.sequences_per_microbatch={sequences}",

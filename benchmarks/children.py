@@ -1,4 +1,4 @@
-"""Runs measuring programs one after the other, each in its own process, and keeps the JSON documents they print."""
+"""Runs benchmark programs one after another, each in its own process, and parses the JSON documents they print."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ def document_of(command: Sequence[str], files: Sequence[str] = ()) -> dict[str, 
         files: further arguments: the user's files, of which the document records only the names.
 
     Returns:
-        None if it printed no document, which is reported; a claim that does not hold is not a failure.
+        The document, or None, after a message, if the program printed none. A missed claim is not a failure.
     """
     begun, cpu_begun = time.monotonic(), _cpu_seconds()
     paths = [str(Path(file).absolute()) for file in files]
@@ -40,7 +40,7 @@ def document_of(command: Sequence[str], files: Sequence[str] = ()) -> dict[str, 
 
 
 def _cpu_seconds() -> float:
-    """CPU-seconds of all children that have ended."""
+    """Returns the CPU-seconds of all child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -1,7 +1,7 @@
-"""DeepSeek's expert-parallelism load balancer, EPLB, in NumPy: written anew from its published description.
+"""DeepSeek's expert-parallelism load balancer, EPLB, in NumPy, implemented from its published description.
 
-*Replicas*: the next one goes to the expert with the largest load per replica, the first of several. *Packing*: the
-items, the most loaded first, each go to the pack with the least load that has room. The global policy does both with
+*Replicas*: the next one goes to the expert with the largest load per replica; ties go to the first expert. *Packing*:
+items, in descending order of load, each go to the least loaded pack that has room. The global policy does both with
 all ranks. The hierarchical one first packs groups of neighbouring experts to nodes, then does both within each node.
 """
 
@@ -25,7 +25,7 @@ def eplb(
 
 
 def _replicate(load_X: np.ndarray, num_slots: int) -> tuple[np.ndarray, np.ndarray]:
-    """The expert of every replica, int[M], those beyond the first one at the end; and the replicas of every expert."""
+    """Returns each replica's expert, int[M], with additional replicas at the end; and each expert's replica count."""
     expert_M, replicas_X = list(range(len(load_X))), np.ones(len(load_X), int)
     for _ in range(num_slots - len(load_X)):
         hottest = int(np.argmax(load_X / replicas_X))
@@ -35,7 +35,7 @@ def _replicate(load_X: np.ndarray, num_slots: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _pack(weight_M: np.ndarray, num_packs: int) -> list[list[int]]:
-    """Divides items among packs, equally many each."""
+    """Divides items among packs, with the same number of items in each."""
     packs: list[list[int]] = [[] for _ in range(num_packs)]
     load_P, size = [0.0] * num_packs, len(weight_M) // num_packs
     for item in np.argsort(-weight_M, kind="stable"):
@@ -46,6 +46,6 @@ def _pack(weight_M: np.ndarray, num_packs: int) -> list[list[int]]:
 
 
 def largest_rank_load(load_E: np.ndarray, placement_NS: np.ndarray) -> float:
-    """Load of the most loaded rank if the replicas of an expert share its load evenly."""
+    """Computes the load of the most loaded rank if the replicas of an expert share its load evenly."""
     replicas_E = np.bincount(placement_NS.ravel(), minlength=len(load_E))
     return float((load_E / replicas_E)[placement_NS].sum(axis=1).max())

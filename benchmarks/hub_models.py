@@ -1,4 +1,4 @@
-"""The same random model twice: one of the hub, run by ``transformers`` with torch, and its import."""
+"""One random model in two forms: run by ``transformers`` with torch, and imported into Swift."""
 
 import json
 import tempfile
@@ -32,7 +32,7 @@ MIXTRAL = {
 
 
 def both_models(vocab_size: int) -> tuple[Any, GPT, ExpertConfig, Weights]:
-    """Makes (the model of ``transformers``, architecture, settings of the experts, weights); all in float32."""
+    """Creates (model of ``transformers``, Swift's architecture, settings of the experts, weights), all in float32."""
     import torch
     import transformers
 

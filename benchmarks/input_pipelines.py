@@ -1,6 +1,6 @@
-"""Three input pipelines, each for Swift and as plain functions for others: text, images, audio.
+"""Three input pipelines (text, images, audio), each for Swift and as plain functions for other libraries.
 
-Inputs are made here: texts of the standard library, pictures and sounds of random numbers.
+Inputs are generated here: texts from the standard library, and images and sounds from random numbers.
 """
 
 import gzip
@@ -34,11 +34,11 @@ class Case:
 
     Attributes:
         name: name of the case.
-        pipeline: pipeline as it is written, up to batches.
+        pipeline: Swift pipeline as written, up to batches.
         records: records of the source.
-        steps: the same as functions of a sample, one after the other.
-        draws: random functions after them, of a sample and a generator.
-        keeps: filter after the steps; samples that stay have ``tokens``, and are packed; None: nothing is.
+        steps: the deterministic operators as functions of a sample, applied in order.
+        draws: random operators applied after the steps, as functions of a sample and a generator.
+        keeps: filter applied after the steps to samples with ``tokens``, which are then packed; None for neither.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Case:
 
 
 def texts(num_records: int, directory: Path) -> Case:
-    """Makes compressed documents: decompress, tokenize with a trained BPE, leave out other languages, pack."""
+    """Builds the text case: decompress documents, tokenize with a trained BPE, drop other languages, pack."""
     documents = StandardLibrary().documents()[:: max(1, 1500 // num_records)][:num_records]
     contents = [str(document.read())[:8000] for document in documents]
     trained = Tokenizer(models.BPE())
@@ -80,7 +80,7 @@ def texts(num_records: int, directory: Path) -> Case:
 
 
 def images(num_records: int) -> Case:
-    """Makes pictures: decode, float, scale the colours, crop at random, mirror at random."""
+    """Builds the image case: decode, convert to float, scale the colors, random crop, random mirror."""
     rng = np.random.default_rng(0)
     records = []
     for _ in range(num_records):
@@ -112,7 +112,7 @@ def images(num_records: int) -> Case:
 
 
 def sounds(num_records: int) -> Case:
-    """Makes sounds: decode, resample, spectrogram, mask frequencies at random."""
+    """Builds the audio case: decode, resample, compute the spectrogram, mask random frequencies."""
     rng = np.random.default_rng(0)
     records = []
     for _ in range(num_records):
@@ -145,18 +145,18 @@ def sounds(num_records: int) -> Case:
 
 
 def spectrogram(sample: Any) -> dict[str, Any]:
-    """Makes a sound of a seed, resamples it, and returns its spectrogram."""
+    """Generates a sound from a seed, resamples it, and returns its spectrogram."""
     sound = np.random.default_rng(sample["seed"]).standard_normal(4 * RATE, np.float32)
     found = scipy.signal.stft(scipy.signal.resample_poly(sound, 1, 2), nperseg=FRAME)[2]
     return {"sound": np.log1p(np.abs(found)).astype(np.float32)}
 
 
 def noises(path: str) -> Pipeline:
-    """Makes a pipeline of the seeds in a file of JSON lines, the same in every process."""
+    """Builds a pipeline over the seeds in a JSON Lines file; it is the same in every process."""
     return Pipeline(JsonLines(path)).map(spectrogram, reads=("seed",), writes=("sound",))
 
 
 def case_of(name: str, scale: float, directory: Path) -> Case:
-    """Makes one of ``CASES``, with so many of its records; a text's tokenizer is a file in the directory."""
+    """Builds one of ``CASES`` with 600 x ``scale`` records; the text case stores its tokenizer in ``directory``."""
     num_records = round(600 * scale)
     return texts(num_records, directory) if name == "text" else {"images": images, "audio": sounds}[name](num_records)

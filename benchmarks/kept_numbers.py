@@ -1,7 +1,7 @@
-"""A result measured again beside the one that is kept: whether each number is still the same.
+"""Comparison of a newly measured result with the stored one, number by number.
 
-A number that is computed is the same if it is equal. One that is measured or trained depends on the machine: it is the
-same if neither of the two is more than ``spread`` times the other.
+Computed numbers must be equal. Numbers that are measured, or come from training, depend on the machine: they count as
+the same if neither is more than ``spread`` times the other.
 """
 
 import math
@@ -12,18 +12,18 @@ from typing import Any
 
 EXACT = 1.0
 OF_RUN = ("command", "machine", "minutes", "cpu_minutes")
-"""Parts of a document that say how and where it was made."""
+"""Parts of a document that describe how and where it was produced."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number, or a word, of a result.
+    """A number or a word in a result.
 
     Attributes:
         path: its place in the document, such as ``runs.0.final_loss``.
-        kept: value in the result that is kept; None if it has no such value.
-        now: value measured again; None likewise.
-        spread: largest ratio of two measurements, either way; ``EXACT`` if they have to be equal.
+        kept: value in the stored result, or None if it has no such value.
+        now: newly measured value, or None if there is no such value.
+        spread: maximum ratio between the two values, in either direction; ``EXACT`` if they must be equal.
     """
 
     path: str
@@ -33,7 +33,7 @@ class Number:
 
     @property
     def ratio(self) -> float | None:
-        """Value measured again over the one that is kept; None where there is no ratio."""
+        """Ratio of the new value to the stored one, or None if it is undefined."""
         both = (self.kept, self.now)
         if not all(isinstance(one, int | float) and not isinstance(one, bool) and one != 0 for one in both):
             return None
@@ -41,7 +41,7 @@ class Number:
 
     @property
     def is_same(self) -> bool:
-        """Whether the number is the one that is kept."""
+        """Whether the new value agrees with the stored one."""
         if self.kept == self.now or self.spread == EXACT:
             return self.kept == self.now
         ratio = self.ratio
@@ -61,12 +61,12 @@ class Number:
 
 
 def compare(kept: Mapping[str, Any], now: Mapping[str, Any], spreads: Mapping[str, float]) -> list[Number]:
-    """Compares two documents of a result, number by number.
+    """Compares two documents of the same result, number by number.
 
     Args:
-        kept: document that is kept.
-        now: document measured again.
-        spreads: spread by a pattern of paths, the first that fits; a number that none fits is exact.
+        kept: stored document.
+        now: newly measured document.
+        spreads: spread by path pattern; the first match applies, and numbers without a match must be equal.
 
     >>> [number.verdict for number in compare({"a": 2, "s": {"x": 4.0}}, {"a": 3, "s": {"x": 5.0}}, {"s.*": 1.5})]
     ['DIFFERS', 'x 1.25, within 1.5']
@@ -84,7 +84,7 @@ def compare(kept: Mapping[str, Any], now: Mapping[str, Any], spreads: Mapping[st
 
 
 def table(name: str, numbers: list[Number]) -> str:
-    """Prints a result's numbers, one a line: name, number, kept, now, same?"""
+    """Formats a result's numbers as a text table with one number per line."""
     rows = [
         ("result", "number", "kept", "now", "same?"),
         *((name, number.path, _text(number.kept), _text(number.now), number.verdict) for number in numbers),
@@ -100,7 +100,7 @@ def table(name: str, numbers: list[Number]) -> str:
 
 
 def summary(name: str, numbers: list[Number]) -> str:
-    """Counts in one line how many of a result's numbers are those that are kept."""
+    """Summarizes in one line how many of a result's numbers agree with the stored ones."""
     exact = [number for number in numbers if number.spread == EXACT]
     others = [number for number in numbers if EXACT < number.spread < math.inf]
     parts = [

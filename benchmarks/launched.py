@@ -1,4 +1,4 @@
-"""A run of `swift launch` under way, for benchmarks that kill its processes: its members and what it has recorded."""
+"""Members and records of a running ``swift launch``, for benchmarks that kill its processes."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ _PATIENCE_S = 600.0
 
 
 def wait(supervisor: subprocess.Popen[bytes], is_there: Callable[[], bool], patience_s: float = _PATIENCE_S) -> None:
-    """Waits until something is there, while the run goes on."""
+    """Waits until a condition holds while the run continues."""
     deadline = time.monotonic() + patience_s
     while not is_there():
         if supervisor.poll() is not None or time.monotonic() > deadline:
@@ -25,12 +25,12 @@ def wait(supervisor: subprocess.Popen[bytes], is_there: Callable[[], bool], pati
 
 
 def members(supervisor: int) -> dict[tuple[str, ...], int]:
-    """Finds the process ids of the members of a run, by worker and rank: of two of a name, the second is held ready."""
+    """Returns the process ids of a run's members by worker and rank; the second process of a name is a spare."""
     return {name: pid for name, (_, pid, _) in reversed(started_members(supervisor))}
 
 
 def started_members(supervisor: int) -> list[tuple[tuple[str, ...], tuple[int, int, int]]]:
-    """Finds all processes of members: worker and rank; and time of start, process id and time on the processor."""
+    """Lists all member processes as (worker and rank, (start time, process id, CPU time))."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
@@ -42,26 +42,26 @@ def started_members(supervisor: int) -> list[tuple[tuple[str, ...], tuple[int, i
 
 
 def events(run_dir: Path) -> list[dict[str, Any]]:
-    """The events so far."""
+    """Reads the events recorded so far."""
     return list(_lines(run_dir / "events.jsonl"))
 
 
 def count(run_dir: Path, event: str) -> int:
-    """Counts the events of a name so far."""
+    """Counts the events of a given name recorded so far."""
     return sum(found["event"] == event for found in events(run_dir))
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
-    """The records of iterations so far."""
+    """Reads the metrics of the iterations recorded so far."""
     return list(_lines(run_dir / "metrics.jsonl"))
 
 
 def last_step(run_dir: Path) -> int:
-    """The last iteration that is recorded; 0 before the first."""
+    """Returns the last recorded iteration, or 0 if there is none."""
     return max((record["step"] for record in records(run_dir)), default=0)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Reads the lines so far; the last one may be incomplete."""
+    """Yields the JSON lines written so far, and skips an incomplete last line."""
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
         yield json.loads(line)

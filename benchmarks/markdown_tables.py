@@ -17,16 +17,16 @@ def percent(share: float | None) -> str:
 
 
 _SETTINGS = {"swift": "reroute, the default", "recycle": "reassign", "adapt": "auto"}
-"""Values of ``Experiment.adapt`` that strategies of ``swift simulate`` play."""
+"""Values of ``Experiment.adapt`` that strategies of ``swift simulate`` model."""
 
 
 def titled(strategy: str) -> str:
-    """Names a strategy by what a run calls it, too, where a run can do it."""
+    """Returns the name of a strategy, with the matching value of ``Experiment.adapt`` if there is one."""
     return f"{strategy} ({_SETTINGS[strategy]})" if strategy in _SETTINGS else strategy
 
 
 def by_strategy(heading: list[str], rows: list[tuple[list[Any], dict[str, float | None]]]) -> str:
-    """Ratios, a column for each strategy, after some cells of their own."""
+    """Formats a table whose rows have leading cells, then one ratio per strategy."""
     names = list(dict.fromkeys(name for _, ratios in rows for name in ratios))
 
     def cell(ratio: float | None) -> str:

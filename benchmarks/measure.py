@@ -1,6 +1,6 @@
-"""Shared parts of benchmarks: machine name, CPU-seconds, runs paired in one process, one JSON document.
+"""Helpers for benchmarks: machine facts, CPU-seconds, paired runs in one process, and the JSON document to print.
 
-CPU-seconds, not wall time: emulated devices share the host's cores, and other programs use them too.
+Benchmarks measure CPU-seconds rather than wall time, since emulated devices and other programs share the host's cores.
 """
 
 import json
@@ -24,7 +24,7 @@ from swift.train.build import make_loader, make_step_spec
 
 
 def machine() -> dict[str, Any]:
-    """Describes the machine of a measurement."""
+    """Describes the machine that a benchmark runs on."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -48,7 +48,7 @@ def publish(name: str, figures: dict[str, Any], claims: dict[str, tuple[float, f
     Args:
         name: name of the benchmark.
         figures: results by name.
-        claims: (figure, limit) pairs of figures that must not exceed a limit.
+        claims: (figure, limit) pairs by name; a claim holds if the figure does not exceed the limit.
 
     Returns:
         The exit code: 1 if a claim does not hold on this machine.
@@ -62,7 +62,7 @@ def publish(name: str, figures: dict[str, Any], claims: dict[str, tuple[float, f
 
 
 def cpu_seconds() -> float:
-    """CPU-seconds of this process so far, all threads."""
+    """Returns the CPU-seconds of all threads of this process so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
@@ -92,14 +92,14 @@ def paired_costs(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, 
 
 
 def ratio(costs: dict[str, list[float]], over: str, under: str) -> dict[str, float]:
-    """The median of the rounds' ratios, and the quartiles."""
+    """Computes the median and the quartiles of the rounds' cost ratios ``over`` / ``under``."""
     ratios = [a / b for a, b in zip(costs[over], costs[under], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     return {"median": round(middle, 4), "quartiles": [round(low, 4), round(high, 4)]}
 
 
 def demo(policy: PlacementPolicy, layout: str, num_sequences: int = 16) -> Experiment:
-    """Makes the demo's experiment with a policy, an optimizer layout and a batch size."""
+    """Builds the demo's experiment with a policy, an optimizer layout and a batch size."""
     experiment = Experiment(model=model_size("demo"), placement=policy, sequences_per_microbatch=num_sequences)
     return replace(experiment, optimizer=replace(experiment.optimizer, layout=layout))
 
@@ -124,5 +124,5 @@ class Trainee:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median, in seconds, rounded to microseconds."""
+    """Returns the median of durations in seconds, rounded to microseconds."""
     return round(statistics.median(values), 6)

@@ -1,4 +1,4 @@
-"""Steps of one global batch to compare: by the interpreter, on a single worker, and written without this library."""
+"""Training steps to compare on one global batch: interpreted, on a single worker, and without this library."""
 
 import time
 from collections.abc import Callable
@@ -32,7 +32,7 @@ SEQUENCES = 4  # of a micro-batch
 
 
 def experiment(shape: tuple[int, int, int], num_microbatches: int, *, moe: bool, remat: Remat = "none") -> Experiment:
-    """Makes the demo's model and optimizer in a pipeline; 8 experts, each with at least one slot."""
+    """Builds the demo's experiment with pipeline parallelism; 8 experts, each with at least one slot."""
     topology = Topology(*shape)
     return Experiment(
         model=replace(model_size("demo"), moe_pattern=(moe,)),
@@ -46,7 +46,7 @@ def experiment(shape: tuple[int, int, int], num_microbatches: int, *, moe: bool,
 
 
 class Pipelined:
-    """An iteration by the interpreter, even with only one worker."""
+    """An iteration run by the tick interpreter, even with only one worker."""
 
     def __init__(self, setup: Experiment, failed: frozenset[Worker], batch: Batch):
         engine = make_engine(setup, failed, "none")
@@ -72,7 +72,7 @@ class Pipelined:
 
 
 class Plain:
-    """The same model, optimizer and batch on one device, as one would write it."""
+    """The same model, optimizer and batch on one device, in plain JAX and optax."""
 
     def __init__(self, setup: Experiment, batch: Batch):
         spec = single_worker_program(setup, batch)
@@ -130,20 +130,20 @@ class Lone:
 
 
 def single_worker_program(setup: Experiment, batch: Batch) -> StepSpec:
-    """Puts the whole global batch on one rank, which has a slot for every expert."""
+    """Builds the step that computes the whole global batch on one rank, which has a slot for every expert."""
     alone = replace(setup, topology=Topology(), experts=replace(setup.experts, slots_per_rank=8))
     return replace(make_step_spec(alone), num_microbatches=len(batch.inputs))
 
 
 def draw_batch(setup: Experiment) -> Batch:
-    """Makes a global batch of random bytes."""
+    """Draws a global batch of random bytes."""
     shape = (setup.topology.num_pipelines * setup.num_microbatches, SEQUENCES, setup.model.sequence_length + 1)
     tokens = np.random.default_rng(0).integers(0, 256, shape, dtype=np.int32)
     return Batch(tokens[..., :-1], tokens[..., 1:], np.ones((*shape[:2], shape[2] - 1), bool))
 
 
 class Stepped:
-    """Makes an engine that repeats the same batches."""
+    """An engine that trains on the same batches repeatedly."""
 
     def __init__(self, engine: Engine, batches: list[Batch]):
         self.engine, self.batches = engine, batches

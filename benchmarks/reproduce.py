@@ -39,11 +39,11 @@ class Result:
     """A document that a program of ``benchmarks`` prints.
 
     Attributes:
-        name: name of its file.
+        name: name of the document's file.
         command: path of the program, and its arguments.
-        is_quick: True if it is reproduced by default.
-        spreads: by how much two measurements of a number may differ, see ``kept_numbers.compare``; without any, all
-            numbers are computed and have to be equal.
+        is_quick: whether it is reproduced by default.
+        spreads: allowed ratios between two measurements of a number, see ``kept_numbers.compare``; if empty, all
+            numbers are computed and must be equal.
     """
 
     name: str
@@ -141,7 +141,7 @@ def main() -> int:
 
 
 def make(wanted: list[Result], traces: list[str]) -> dict[str, dict[str, Any]]:
-    """Runs the programs of results; returns the documents by name, without those of programs that printed none."""
+    """Runs the programs of the wanted results; returns the documents that they printed, by name."""
     made = {}
     for number, result in enumerate(wanted, start=1):
         tell(f"{number} of {len(wanted)}: {result.name}")
@@ -154,15 +154,15 @@ def make(wanted: list[Result], traces: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def report(results: Sequence[Result], made: Mapping[str, Any], kept: Mapping[str, Any]) -> bool:
-    """Prints each number beside the one that is kept, then a line for each result.
+    """Prints each number beside the stored one, then a line for each result.
 
     Args:
         results: results that were measured again.
-        made: their documents by name.
-        kept: documents that are kept, by name.
+        made: new documents by name.
+        kept: stored documents by name.
 
     Returns:
-        False if a number that has to be equal differs.
+        False if a number that must be equal differs.
     """
     found = {one.name: compare(kept[one.name], made[one.name], one.spreads) for one in results if one.name in kept}
     for name, numbers in found.items():
@@ -174,7 +174,7 @@ def report(results: Sequence[Result], made: Mapping[str, Any], kept: Mapping[str
 
 
 def draw() -> None:
-    """Draws tables and plots from the results that are kept."""
+    """Updates tables and plots from the stored results."""
     results = read_results(RESULTS)
     draw_all(results, ROOT / "experiments" / "plots")
     for path in (ROOT / "docs" / "simulate.md", *sorted((ROOT / "experiments").glob("*/README.md"))):
@@ -182,7 +182,7 @@ def draw() -> None:
 
 
 def write(directory: Path, name: str, document: dict[str, Any]) -> None:
-    """Writes a document of a result."""
+    """Writes the document of a result to its JSON file."""
     directory.mkdir(parents=True, exist_ok=True)
     replace_file(directory / f"{name}.json", (json.dumps(document, indent=1) + "\n").encode())
 

@@ -17,7 +17,7 @@ from swift.files import replace_file
 
 
 def table(documents: dict[str, dict[str, Any]]) -> Table:
-    """Makes a row for each claim (figure, limit, result on this machine) and one for each headline."""
+    """Builds a table with a row for each claim (figure, limit, result on this machine) and for each headline."""
     found = Table(box=box.SIMPLE_HEAD)
     for heading in ("benchmark", "claim", "figure", "at most", ""):
         found.add_column(heading, justify="right" if heading in ("figure", "at most") else "left", overflow="fold")
@@ -31,10 +31,10 @@ def table(documents: dict[str, dict[str, Any]]) -> Table:
 
 
 def run(names: Sequence[str], path: Path) -> int:
-    """Runs benchmarks, and writes the results so far after each.
+    """Runs benchmarks, and writes all results so far after each one.
 
     Returns:
-        The exit code: 1 if one printed no document. A missed claim is reported, but not a failure.
+        The exit code: 1 if a benchmark printed no document. A missed claim is reported, but is not a failure.
     """
     documents: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(names, start=1):

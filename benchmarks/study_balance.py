@@ -60,11 +60,11 @@ serve a token, and the small one 16: every token takes half of them, so that the
 BALANCES = {"none": (0.0, False), "aux": (1e-2, False), "bias": (0.0, True)}
 """Coefficient of the auxiliary loss, and whether the router has a bias."""
 TARGETS = (2.5, 2.25, 2.0, 1.9, 1.8, 1.7, 1.6)
-"""Training losses in nats per byte."""
+"""Target training losses, in nats per byte."""
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Student's t, two-sided, by the number of seeds."""
 POINTS = 40
-"""Points of a curve."""
+"""Number of points in a curve."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def cases_of(study: str, seeds: int) -> Iterator[Case]:
 
 
 def experiment_of(case: Case) -> Experiment:
-    """Makes the experiment of a case, which saves a checkpoint every 200 iterations."""
+    """Builds the experiment of a case, which saves a checkpoint every 200 iterations."""
     (file, settings), (coefficient, has_bias) = SYSTEMS[case.system], BALANCES[case.balance]
     counts = (f"Experiment.num_steps={case.steps}", f"Experiment.eval_every={case.steps}", "CheckpointConfig.every=200")
     balance = f"ExpertConfig.aux_loss_coefficient={coefficient}"
@@ -106,11 +106,11 @@ def experiment_of(case: Case) -> Experiment:
 
 
 def run(case: Case, directory: Path) -> dict[str, Any]:
-    """Trains a case to its end, from the checkpoint that another sitting left, and returns what the record keeps of it.
+    """Trains a case to its end, starting from an earlier session's checkpoint if any, and returns its record entry.
 
     Args:
         case: run of a study.
-        directory: directory of this run alone. Its CPU-seconds are there by sitting, 0 for one that was killed.
+        directory: directory for this run only. It also stores the CPU-seconds of each session, 0 for a killed one.
     """
     run_dir, spent = directory / "run", directory / "cpu_s.json"
     if not checkpoint_steps(run_dir / "checkpoints"):
@@ -162,12 +162,12 @@ def entropy_of_next_byte(text: bytes, known: int) -> float:
 
 
 def fill(cases: Sequence[Case], record: Path, runs: Path) -> None:
-    """Runs the cases that the record does not have, each in a directory below ``runs``."""
+    """Runs the cases that are not yet in the record, each in a directory below ``runs``."""
     known = {Case(**line["case"]) for line in read_lines(record).records}
     missing = [case for case in cases if case not in known]
     if record.exists() and not record.read_bytes().endswith(b"\n"):
         with record.open("ab") as file:
-            file.write(b"\n")  # after a sitting that was cut off in the midst of a line
+            file.write(b"\n")  # an earlier session was killed in the middle of a line
     for number, case in enumerate(missing, start=1):
         tell(f"{number} of {len(missing)}: {case}")
         directory = runs / f"{case.shape}-{case.steps}-{case.balance}-{case.system}-{case.seed}"
@@ -180,7 +180,7 @@ def fill(cases: Sequence[Case], record: Path, runs: Path) -> None:
 
 
 def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Joins the seeds of a system and a balance: mean, smallest and largest of every figure."""
+    """Aggregates the seeds of each system and balancing method: mean, smallest and largest of every figure."""
     found: dict[str, Any] = {}
     for name in ("dropped_percent", "loss", "validation_loss"):
         values = [line[name] for line in lines]
@@ -218,7 +218,7 @@ def loss_less_static(lines: list[dict[str, Any]], balance: str, system: str) -> 
 def beside_static(
     lines: list[dict[str, Any]], balance: str, system: str
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Pairs the runs of a system with those of ``static``, by seed; none that has no partner."""
+    """Pairs the runs of a system with those of ``static`` by seed; runs without a counterpart are left out."""
     by_case = {
         (line["case"]["system"], line["case"]["seed"]): line for line in lines if line["case"]["balance"] == balance
     }

@@ -53,7 +53,7 @@ def measured(case_name: str, system: str, scale: float) -> dict[str, float]:
 
 
 def _start(system: str) -> None:
-    """Loads a library, and starts what it starts once."""
+    """Imports a library, and starts its background processes."""
     if system == "ray":
         import ray
         import ray.data
@@ -67,12 +67,12 @@ def _start(system: str) -> None:
 
 
 def _tree_cpu_s() -> float:
-    """CPU-seconds of this process and all below it, those that have ended included."""
+    """Returns the CPU-seconds of this process and all its descendants, including those that have ended."""
     parents, ticks = dict[int, int](), dict[int, int]()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
         parents[int(path.parent.name)], ticks[int(path.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
     total, found = 0, [os.getpid()]
@@ -84,7 +84,7 @@ def _tree_cpu_s() -> float:
 
 
 def child(case: str, system: str, scale: float) -> dict[str, float] | None:
-    """Measures one system in a new process; its figures, or None if it fails."""
+    """Measures one system in a new process; returns its figures, or None if it fails."""
     command = [sys.executable, __file__, "--one", case, system, "--scale", str(scale)]
     run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     figures = json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else None

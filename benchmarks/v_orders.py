@@ -1,7 +1,7 @@
-"""Published orders of ops for two runs of blocks a worker, written anew from the papers; they share no code with ``v``.
+"""Published op orders for two runs of blocks per worker, implemented from the papers without code from ``v``.
 
 An order lists the ops of every stage as (kind, 0, micro-batch, chunk). The stages hold chunks in a V: stage p the
-chunks p and 2P - 1 - p, its first and its second run. How long an order takes is not said here.
+chunks p and 2P - 1 - p, its first and its second run. Orders do not include times.
 
 P stages, M micro-batches.
 """
@@ -22,12 +22,12 @@ Times = tuple[float, float, float, float]
 
 @dataclass
 class Stage:
-    """The ops of a stage in order; a run is counted until it has had every micro-batch.
+    """The ops of a stage, in order, which are appended one micro-batch after another for each run.
 
     Attributes:
         runs: chunks of the first and of the second run.
-        num_microbatches: M.
-        done: ops so far, by kind and run.
+        num_microbatches: number of micro-batches, after which further ops of a run are ignored.
+        done: number of ops so far, by kind and run.
         order: ops so far.
     """
 
@@ -38,11 +38,11 @@ class Stage:
 
     @classmethod
     def all_of(cls, P: int, M: int) -> list["Stage"]:
-        """Makes the stages of a pipeline."""
+        """Creates the empty stages of a pipeline."""
         return [cls((p, 2 * P - 1 - p), M) for p in range(P)]
 
     def run(self, *ops: tuple[int, int]) -> None:
-        """Appends ops (kind, run), but none of a micro-batch that there is not."""
+        """Appends the next op of each (kind, run), unless no micro-batch is left or its previous pass has not run."""
         for kind, run in ops:
             microbatch = self.done[kind, run]
             if microbatch < self.num_microbatches and (kind == F or microbatch < self.done[kind - 1, run]):
@@ -50,7 +50,7 @@ class Stage:
                 self.done[kind, run] += 1
 
     def rest_of_w(self) -> None:
-        """Appends the Ws whose B has run."""
+        """Appends the remaining Ws whose Bs have run."""
         for run in (1, 0):
             while self.done[W, run] < self.done[B, run]:
                 self.run((W, run))
@@ -85,7 +85,7 @@ def dualpipe_v(P: int, M: int) -> list[list[Op]] | None:
         waiting: deque[tuple[int, int]] = deque()
         for turn, run in [(turn, run) for turn in range(p + 1) for run in (1, 0)]:
             stage.run((B, run))
-            # In the second half of this step Ws are put off.
+            # In the second half of this step, Ws are postponed.
             if 2 * turn + 1 - run < p + 1:
                 stage.run((W, run))
             else:
@@ -120,17 +120,17 @@ def interleaved(P: int, M: int) -> list[list[Op]] | None:
 
 
 def zbv_by_times(P: int, M: int, times: Times, stash: tuple[float, float], limit: float) -> list[list[Op]] | None:
-    """ZB-V as its authors plan it: of four ways to fill bubbles with Ws, each repeated while it gets shorter.
+    """Plans ZB-V as its authors do: the best of four ways to fill bubbles with Ws, each repeated while it improves.
 
     Args:
-        P: stages.
-        M: micro-batches.
-        times: of a run's ops, and of a message.
-        stash: of a run, after F and after B.
-        limit: memory of a stage.
+        P: number of stages.
+        M: number of micro-batches.
+        times: durations of a run's F, B and W, and of a message.
+        stash: memory that a run holds after F, and after B.
+        limit: memory of a stage, in the unit of ``stash``.
 
     Returns:
-        The order with the shortest bubble on the stage that has most of it; None if the memory does not suffice.
+        The order whose largest bubble over all stages is smallest, or None if the memory does not suffice.
     """
     best: tuple[float, list[list[Op]]] | None = None
     for fills in ((f, b) for b in (True, False) for f in (True, False)):
@@ -170,7 +170,7 @@ class _Filling:
         self.is_short = False
 
     def plan(self) -> bool:
-        """Plans all stages; False if memory runs out."""
+        """Plans all stages; returns False if memory runs out."""
         P, M = self.P, self.M
         self.warm_up()
         for _ in range(2 * M):
@@ -220,7 +220,7 @@ class _Filling:
                 run = 1 - run
 
     def goes_back(self, p: int) -> bool:
-        """Whether the next B of a stage is one of its first run."""
+        """Returns whether the next B of a stage belongs to its first run."""
         done = self.stages[p].done
         if done[B, 0] >= done[B, 1]:
             return False
@@ -239,14 +239,14 @@ class _Filling:
         return None
 
     def ready(self, kind: int, run: int, p: int) -> float:
-        """Time at which the message that an op reads arrives."""
+        """Returns the time at which the message that an op reads arrives."""
         before = p - 1 if (kind == F) == (run == 0) else p + 1
         if not 0 <= before < self.P:
             return 0.0
         return self.end.get((kind, run, before, self.stages[p].done[kind, run]), 0.0) + self.times[3]
 
     def fill(self, kind: int, run: int, p: int, *, fills: bool) -> None:
-        """Puts Ws before an op where they fit, and one that does not if the wait is longer than the stage may have."""
+        """Schedules Ws before an op where they fit; adds one that does not fit if the bubble would be too long."""
         ready = self.ready(kind, run, p)
         while self.waiting[p] and ready >= self.now[p] + self.times[W] - 1e-12:
             self.put_w(p)

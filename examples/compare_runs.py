@@ -1,4 +1,4 @@
-"""Compares runs: a table, and one page with all of them.
+"""Compares runs in a table, and writes one page about all of them.
 
     python examples/compare_runs.py RUN_DIR ...
 
@@ -22,7 +22,7 @@ def table(run: Run) -> dict[str, np.ndarray]:
 
 
 def busiest(run: Run) -> str:
-    """Says which expert was sent most tokens, and how its share of replicas compares with its share of them."""
+    """Describes the expert that received the most tokens, with its share of tokens and of replicas."""
     counts_KTLE = [np.array([record[kind] for record in run.metrics]) for kind in ("popularity", "replicas")]
     tokens_LE, replicas_LE = (counts.sum(0) / counts.sum((0, 2))[:, None] for counts in counts_KTLE)
     layer, expert = np.unravel_index(tokens_LE.argmax(), tokens_LE.shape)

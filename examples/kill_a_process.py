@@ -1,4 +1,4 @@
-"""Kills one of two processes that train together, lets it come back, and reads from the record what that cost.
+"""Kills one of two processes that train together, lets it rejoin, and reads the cost from the run's record.
 
 python examples/kill_a_process.py [RUN_DIR]
 """

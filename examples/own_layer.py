@@ -1,4 +1,4 @@
-"""Trains one layer of experts in a training step of your own, on a mesh with an axis of your own.
+"""Trains one layer of experts in a custom training step, on a mesh with a custom axis.
 
     python examples/own_layer.py
 

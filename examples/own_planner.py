@@ -1,9 +1,9 @@
-"""Plans a pipeline's schedule by a rule of your own, and compares it with built-in planners and with the lower bound.
+"""Plans a pipeline schedule with a custom planner, and compares it with built-in planners and the lower bound.
 
     python examples/own_planner.py
 
-A planner decides which worker runs each micro-batch and in which order a worker runs its forwards (F), input gradients
-(B) and weight gradients (W); times follow from that. No JAX is needed. D: pipelines, M: micro-batches, P: stages.
+A planner decides which worker runs each micro-batch, and in which order a worker runs its forwards (F), input gradients
+(B) and weight gradients (W). These determine the times. No JAX is needed. D: pipelines, M: micro-batches, P: stages.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from swift.topology import Topology
 
 @dataclass(frozen=True)
 class BreadthFirst:
-    """All forwards of a worker before its backwards; a lost worker's micro-batches go to its peers in turn."""
+    """A planner that runs all forwards of a worker before its backwards, and re-routes lost micro-batches in turn."""
 
     name = "breadth first"
 

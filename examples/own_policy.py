@@ -1,4 +1,4 @@
-"""Trains with a placement policy of your own, and compares it with SYMI's.
+"""Trains with a custom placement policy, and compares it with SYMI's.
 
     python examples/own_policy.py [RUN_DIR]
 
@@ -27,12 +27,12 @@ def square_root(popularity_E: jax.Array, num_slots: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class SquareRoot:
-    """Follows popularity, but less than SYMI does."""
+    """A policy that follows popularity less closely than SYMI does."""
 
     name = "square root"
 
     def init(self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int) -> tuple[jax.Array, tuple]:
-        """Places the experts evenly, before anything is known of their popularity."""
+        """Places the experts evenly, before their popularity is known."""
         return uniform_placement(num_layers, num_classes, num_ranks, slots_per_rank), ()
 
     def __call__(self, popularity_LE: jax.Array, placement_LNS: jax.Array, state: tuple) -> tuple[jax.Array, tuple]:

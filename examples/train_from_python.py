@@ -1,4 +1,4 @@
-"""Trains a small mixture of experts from Python, and says what was recorded.
+"""Trains a small mixture of experts from Python, and prints what was recorded.
 
     python examples/train_from_python.py [RUN_DIR]
 
@@ -28,7 +28,7 @@ EXPERIMENT = Experiment(
 
 def run(experiment: Experiment, run_dir: Path) -> None:
     """Trains on as many CPU devices as the experiment has ranks."""
-    emulate_devices(experiment.topology.num_devices)  # before JAX starts
+    emulate_devices(experiment.topology.num_devices)  # must precede JAX's first use of devices
     train(experiment, run_dir)
 
 

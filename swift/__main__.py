@@ -18,7 +18,7 @@ def run() -> NoReturn:
     finally:
         finish()
     if code == INTERRUPTED:
-        # A normal exit would wait for background compilation, which cannot be interrupted.
+        # A normal exit would wait for a background compilation, which cannot be interrupted.
         os._exit(code)
     sys.exit(code)
 

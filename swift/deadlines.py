@@ -12,15 +12,15 @@ class Deadlines:
     Attributes:
         start: from the start of a process until it is ready; at the start of a run, until all processes are ready.
         forming: until all members of a generation have left the previous one, and again until all are connected.
-        heartbeat: between heartbeats of a process.
-        progress: between finished iterations, and from connecting until ready to train; must leave time to compile.
-        saving: from a request to the checkpoint service to save or load until its answer; must leave time for a large
+        heartbeat: between two heartbeats of a process.
+        progress: between two finished iterations, and from connecting until ready to train; must leave time to compile.
+        saving: from a save or load request to the checkpoint service until its answer; must leave time for a large
             checkpoint.
-        dying: from killing a process until it has exited; after that the run continues without it, see ``Retire``.
+        dying: from killing a process until it has exited; after that, the run continues without it, see ``Retire``.
         stopping: from Ctrl-C or SIGTERM until the last iteration is saved; anything not saved by then is lost.
-        max_quick_deaths: how often in a row a process may die before it is ever live; after that the run ends. If a
-            death restarts all processes: how often it may die before it finishes an iteration; after that the other
-            processes continue without it.
+        max_quick_deaths: maximum number of consecutive deaths of a process before it has ever been live; after that,
+            the run ends. If a death restarts all processes: maximum number of its deaths before it finishes an
+            iteration; after that, the other processes continue without it.
     """
 
     start: float = 120.0

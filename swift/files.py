@@ -1,6 +1,6 @@
-"""File helpers: atomic replacement, free space, syncing against power failures, and opening only regular files.
+"""File helpers: atomic replacement, free space, fsync for durability across power failures, opening regular files.
 
-``this_program`` is a digest of Swift's code and versions, by which machines check that they run the same program.
+``this_program`` returns a digest of Swift's code and versions, with which machines verify that they run the same code.
 """
 
 import errno
@@ -25,21 +25,21 @@ _KINDS = {
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Writes a file atomically: under a unique temporary name, which is then renamed.
+    """Writes a file atomically: creates it under a unique temporary name, then renames it.
 
     Readers see either the complete old file or the complete new one. With concurrent writers, the last one wins.
 
     Args:
         path: path of the file.
         content: bytes to write.
-        mode: permissions, before the process's umask is applied.
+        mode: permission bits, before the process's umask is applied.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # before the rename: a power failure must not leave the name on an empty file
+            os.fsync(file.fileno())  # before the rename: a power failure must not leave an empty file at ``path``
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -48,7 +48,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Makes a directory atomically: yields a temporary one next to ``path``, then renames it; removes it on errors."""
+    """Creates a directory atomically: yields a temporary one beside ``path`` and renames it; on errors, removes it."""
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     temporary.mkdir()
     try:
@@ -61,7 +61,7 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def check_room(directory: Path, num_bytes: int) -> None:
-    """Raises OSError if a file system has too little free space, before a write fills it up for all its users."""
+    """Raises OSError if a file system has less than ``num_bytes`` free, before a write fills it up for all users."""
     stats = os.statvfs(directory)
     free = stats.f_bavail * stats.f_frsize
     if stats.f_blocks and free < num_bytes:  # some network file systems report no size
@@ -75,7 +75,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Flushes a directory's entries to disk, so that new names survive a power failure."""
+    """Flushes a directory's entries to disk, so that new file names survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -95,7 +95,7 @@ def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """Opens a regular file and returns its descriptor; raises OSError for anything else, and never blocks."""
+    """Opens a regular file and returns its descriptor; never blocks, and raises OSError for anything else."""
     check_regular(path)
     # O_NONBLOCK: if the path has become a named pipe since the check, opening it would wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -115,12 +115,12 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 def this_program() -> str:
     """Returns a digest of Swift's code and its dependencies' versions.
 
-    It must be the same on all machines of a run, as they read each other's messages and compiled programs.
+    It must be the same on all machines of a run, since they read each other's messages and compiled programs.
     """
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
     known = hashlib.sha256(repr((sys.version_info[:2], versions)).encode())
     package = Path(__file__).parent
     for path in sorted(package.rglob("*.py")):
-        # The size marks where each file ends, so that no two trees give the same bytes.
+        # The size marks where each file ends, so that different trees cannot give the same bytes.
         known.update(f"{path.relative_to(package)} {path.stat().st_size}\n".encode() + path.read_bytes())
     return known.hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Evaluates and counts a jaxpr equation by equation, for code that takes a traced computation apart."""
+"""Helpers for evaluating a jaxpr equation by equation, and for summing a cost over its equations."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_i
 
 
 def read(env: Mapping[Var, Any], atom: Any) -> Any:
-    """Returns the value of a variable or a literal."""
+    """Returns the value of a literal, or of a variable in ``env``."""
     return atom.val if isinstance(atom, Literal) else env[atom]
 
 
 def bind(equation: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
-    """Applies an equation to its inputs' values, and returns its results as a sequence."""
+    """Evaluates an equation on the given input values, and returns its results as a sequence."""
     with equation.ctx.manager:
         results = equation.primitive.bind(*values, **equation.params)
     return results if equation.primitive.multiple_results else [results]
@@ -22,7 +22,7 @@ def bind(equation: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
 
 @contextmanager
 def named(equation: JaxprEqn) -> Iterator[None]:
-    """Traces replacement code under the original equation's name scopes, so that profiles still show them."""
+    """Context that traces replacement code under the original equation's name scopes, so that profiles show them."""
     names = str(equation.source_info.name_stack)
     if not names:
         yield
@@ -32,7 +32,7 @@ def named(equation: JaxprEqn) -> Iterator[None]:
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns how many of a scan's inputs are (constants, carried values), from its equation's parameters."""
+    """Returns (number of constants, number of carried values) of a scan, given the parameters of its equation."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     # jax 0.12 stores the trees of (constants, carry, inputs) instead; iterating over one yields its leaves.
@@ -41,14 +41,14 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def total(jaxpr: Jaxpr | ClosedJaxpr, count_of: Callable[[JaxprEqn], int | None]) -> int:
-    """Adds up a count over all equations of a program.
+    """Sums a count over all equations of a program, including inner jaxprs.
 
     The body of a ``scan`` counts once for each iteration. A ``cond`` counts its most expensive branch, and a
     ``platform_dependent`` its default. The body of a ``while`` counts once, since its length is not known.
 
     Args:
         jaxpr: program.
-        count_of: returns an equation's count; None: add up the jaxprs inside the equation.
+        count_of: returns an equation's count, or None to sum over the jaxprs inside the equation.
     """
     return sum(_total_of(equation, count_of) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
 

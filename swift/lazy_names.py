@@ -8,7 +8,7 @@ from typing import Any
 def lazy_names(
     package: str, modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns ``__getattr__`` and ``__dir__`` for a package.
+    """Returns ``__getattr__`` and ``__dir__`` functions for a package that imports its public names lazily.
 
     Args:
         package: name of the package.

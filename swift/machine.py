@@ -1,4 +1,4 @@
-"""CPU cores and memory that a process may use: the machine's, within the limits of its control groups."""
+"""CPU cores and memory that this process may use, given the machine and the limits of its control groups."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _NO_LIMIT = 1 << 60
-"""Control group limits of this size and more mean "no limit": version 1 writes nearly 2**63."""
+"""Control group limits of at least this size mean "no limit": version 1 reports nearly 2**63."""
 _GROUP = "the control group of this process"
 
 
@@ -14,10 +14,10 @@ class Room(NamedTuple):
     """The memory of a machine, a control group or a set of devices.
 
     Attributes:
-        left: bytes that can be taken now, page cache included, since the kernel gives it up. Other caches that it would
-            give up, such as ZFS's, are not known, and memory that others hold may be free a moment later.
-        size: bytes in all.
-        swap: bytes of swap in all, on top of ``size``.
+        left: bytes that can be allocated now, including page cache, which the kernel reclaims. Other reclaimable
+            caches, such as ZFS's, are not included, and memory in use by other processes may become free at any time.
+        size: total bytes.
+        swap: total bytes of swap, on top of ``size``.
         whose: phrase for the owner of the memory, such as ``this machine``.
     """
 
@@ -28,13 +28,13 @@ class Room(NamedTuple):
 
 
 def memory_rooms(root: Path = Path("/")) -> tuple[Room, ...]:
-    """Finds this machine's memory, and the limit of each control group that this process is in.
+    """Returns the memory of this machine, and of each control group that limits this process.
 
     Args:
         root: root of the file system.
 
     Returns:
-        The machine's room, followed by the control groups' rooms; empty if the system does not say.
+        The machine's room, followed by the control groups' rooms; empty if the system does not report its memory.
     """
     machine = {name: 1024 * value for name, value in _fields(root / "proc/meminfo").items()}
     if "MemTotal" not in machine:
@@ -45,7 +45,7 @@ def memory_rooms(root: Path = Path("/")) -> tuple[Room, ...]:
 
 
 def _control_groups(root: Path) -> Iterator[Room]:
-    """Yields the rooms of the control groups that limit this process's memory, from its own group upwards."""
+    """Yields the rooms of the control groups that limit this process's memory, from its own group to the root."""
     for version, directory in _directories(root):
         group = _group_of_version_2(directory) if version == 2 else _group_of_version_1(directory)
         if group is not None:
@@ -53,7 +53,7 @@ def _control_groups(root: Path) -> Iterator[Room]:
 
 
 def num_memory_kills(root: Path = Path("/")) -> int:
-    """Counts the processes in this process's control group that the kernel has killed for lack of memory (OOM).
+    """Counts the processes in this process's control group that the kernel's out-of-memory (OOM) killer has killed.
 
     Args:
         root: root of the file system.
@@ -77,7 +77,7 @@ def _directories(root: Path) -> Iterator[tuple[int, Path]]:
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
     """Yields the directories of a control group and its ancestors, up to the mount point.
 
-    In a container, the path may be the host's: only its last directory is mounted here, as the mount point.
+    In a container, ``path`` may be the host's path, of which only the last directory is mounted, as the mount point.
     """
     directory = mount / path.strip("/")
     while directory != mount:
@@ -105,19 +105,19 @@ def _group_of_version_1(directory: Path) -> Room | None:
 
 
 def _number(path: Path) -> int | None:
-    """Reads a file with one number; None if it is missing, or says that there is no limit."""
+    """Reads a file that holds one number; returns None if it is missing, not a number, or at least ``_NO_LIMIT``."""
     text = path.read_text().strip() if path.is_file() else ""
     return int(text) if text.isdecimal() and int(text) < _NO_LIMIT else None
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Reads a file with a name and a number on each line; empty if the file is missing."""
+    """Reads a file with a name and an integer on each line; returns an empty dictionary if the file is missing."""
     lines = [line.replace(":", " ").split() for line in path.read_text().splitlines()] if path.is_file() else []
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
 
 
 def size_text(num_bytes: int) -> str:
-    """Formats a number of bytes for people.
+    """Formats a number of bytes in MB or GB.
 
     >>> size_text(64_000_000), size_text(2_500_000_000)
     ('64 MB', '2.5 GB')
@@ -131,7 +131,7 @@ def cores_allowed() -> int:
 
 
 def cores_limit(root: Path = Path("/")) -> float | None:
-    """Returns how many cores' worth of CPU time the container's control group may use; None: no limit.
+    """Returns how many cores' worth of CPU time the container's control group may use, or None for no limit.
 
     Args:
         root: root of the file system.

@@ -1,8 +1,7 @@
 """Output that never blocks or ends a run: whatever a terminal, a pipe or a full disk does not accept is dropped.
 
-A command that trains for days writes to whatever its user has left behind: a pipe to ``head``, a paused ``less``, a
-    hung
-ssh session, a file on a full disk. A thread does the writing, so no caller waits for a reader or sees an error.
+The output of a command that trains for days may go to a pipe to ``head``, a paused ``less``, a hung ssh session or a
+file on a full disk. A thread does the writing, so callers do not wait for a stalled reader, and see no errors.
 """
 
 import errno
@@ -19,7 +18,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 _MOST_BYTES = 2**18
-"""Most bytes that wait for a reader; beyond that, whole writes are dropped."""
+"""Maximum number of bytes that wait for a reader; beyond that, whole writes are dropped."""
 _CHUNK_BYTES = 4096
 """Linux reports a pipe as writable only while a page is free, so a write of this size does not block."""
 _PATIENCE_S = 0.1
@@ -27,14 +26,14 @@ _LAST_S = 2.0
 
 
 class _PatientFile(io.RawIOBase):
-    """A file descriptor that can be written to without ever blocking or failing.
+    """A raw file on a descriptor; writing to it never blocks and never fails.
 
     As long as the reader keeps up, ``flush`` returns once everything is written, so that the lines of two streams stay
-    in order. After a flush has waited in vain, later ones do not wait until the reader has caught up.
+    in order. After a flush has timed out, later ones return immediately until the reader has caught up.
 
     Args:
-        descriptor: descriptor to write to; it is left open.
-        most_bytes: most bytes that may wait to be written.
+        descriptor: file descriptor to write to; it is never closed.
+        most_bytes: maximum number of bytes that may wait to be written.
     """
 
     def __init__(self, descriptor: int, most_bytes: int = _MOST_BYTES):
@@ -63,12 +62,12 @@ class _PatientFile(io.RawIOBase):
         return False
 
     def write(self, content: bytes) -> int:  # type: ignore[override]
-        """Queues bytes to be written, or drops them if too many are waiting."""
+        """Queues bytes for writing, or drops them if too many are already waiting."""
         piece = bytes(content)
         if self._is_ended:
             write_at_once(self._descriptor, piece)
             return len(piece)
-        if self._pid != os.getpid():  # this is a fork, which does not have its parent's threads
+        if self._pid != os.getpid():  # this process was forked, and does not have its parent's threads
             self._begin()
         with self._changed:
             if self._size + len(piece) > self._most:
@@ -80,21 +79,21 @@ class _PatientFile(io.RawIOBase):
         return len(piece)
 
     def flush(self) -> None:
-        """Waits until everything is written, but no longer than a reader that keeps up would need."""
+        """Waits until everything is written, but at most 0.1 s, and not at all while the reader is behind."""
         if not self._is_ended and self._pid == os.getpid():
             self.settle(0.0 if self._is_behind else _PATIENCE_S)
 
     def settle(self, limit_s: float) -> bool:
-        """Waits until everything is written, at most ``limit_s`` seconds; returns whether it is."""
+        """Waits up to ``limit_s`` seconds until everything is written; returns whether it is."""
         with self._changed:
             is_written = self._changed.wait_for(lambda: not self._size, limit_s)
             self._is_behind = not is_written
         return is_written
 
     def end(self, limit_s: float) -> bool:
-        """Waits as ``settle`` does, then ends the thread; returns whether everything is written.
+        """Waits as ``settle`` does, then stops the thread; returns whether everything is written.
 
-        Later writes take no lock: Python stops threads when it exits, and a stopped thread might hold the lock.
+        Later writes do not take the lock: Python stops threads when it exits, and a stopped thread might hold it.
         """
         is_written = self._pid != os.getpid() or self.settle(limit_s)
         self._is_ended = True
@@ -104,7 +103,7 @@ class _PatientFile(io.RawIOBase):
         return is_written
 
     def _work(self) -> None:
-        """Writes the queued pieces, in the thread, until ``end`` is called."""
+        """Writes queued pieces until ``end`` is called; runs in the thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pieces or self._is_ended)
@@ -123,22 +122,22 @@ class _PatientFile(io.RawIOBase):
                     self._changed.notify_all()
 
     def _put(self, piece: bytes) -> None:
-        """Writes a piece as its reader makes room; drops it on an error."""
+        """Writes a piece as the reader makes room; drops the rest of it on an error."""
         with suppress(OSError):
             while piece:
                 _select_writable(self._descriptor, None)
                 try:
                     piece = piece[os.write(self._descriptor, piece[:_CHUNK_BYTES]) :]
-                except BlockingIOError:  # another process has taken the room in the pipe
+                except BlockingIOError:  # another process has filled the pipe again
                     time.sleep(_PATIENCE_S)
 
 
 def _select_writable(descriptor: int, limit_s: float | None) -> bool:
-    """Waits until a small write to a descriptor does not block; returns False after the time limit.
+    """Waits until a small write to a descriptor would not block; returns False if the time limit passes first.
 
     Args:
         descriptor: descriptor of a file, a pipe or a terminal.
-        limit_s: most seconds to wait; None: no limit.
+        limit_s: maximum number of seconds to wait, or None for no limit.
     """
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
@@ -146,7 +145,7 @@ def _select_writable(descriptor: int, limit_s: float | None) -> bool:
 
 
 def write_at_once(descriptor: int, content: bytes) -> None:
-    """Writes as much as possible without blocking or failing; for the last words of a process."""
+    """Writes as much as possible without blocking or failing; for the final messages of an exiting process."""
     with suppress(OSError):
         while content and _select_writable(descriptor, 0.0):
             content = content[os.write(descriptor, content[:_CHUNK_BYTES]) :]
@@ -154,15 +153,15 @@ def write_at_once(descriptor: int, content: bytes) -> None:
 
 def patient_stream(descriptor: int, encoding: str = "utf-8") -> TextIO:
     """Opens a text stream on a descriptor; writing to it never blocks and never fails."""
-    file: Any = _PatientFile(descriptor)  # a raw file has all that the stream needs of a buffer
+    file: Any = _PatientFile(descriptor)  # a raw file has all methods of a buffer that the stream needs
     return io.TextIOWrapper(file, encoding=encoding, errors="backslashreplace", line_buffering=True)
 
 
 def protect(names: Sequence[str]) -> None:
-    """Makes this process's standard streams patient: ``"stdout"``, ``"stderr"`` or both.
+    """Replaces standard streams of this process by ones that never block and never fail, see ``patient_stream``.
 
     Args:
-        names: streams to replace.
+        names: streams to replace: ``"stdout"``, ``"stderr"`` or both.
     """
     for name in names:
         stream = getattr(sys, name)
@@ -176,24 +175,24 @@ def protect(names: Sequence[str]) -> None:
 
 
 def open_closed() -> None:
-    """Opens standard descriptors that the caller has closed, as with ``2>&-``.
+    """Opens standard descriptors that the parent process closed, as with ``2>&-``.
 
-    Otherwise the next file that is opened would get that number, and C libraries would write their messages into it.
+    Otherwise the next file opened would get such a number, and C libraries would write their messages into it.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError as error:
             if error.errno == errno.EBADF:
-                opened = os.open(os.devnull, os.O_RDWR)  # gets the smallest free number, which is this descriptor
+                opened = os.open(os.devnull, os.O_RDWR)  # gets the smallest free number, which is ``descriptor``
                 os.set_inheritable(opened, True)  # children inherit standard descriptors
     for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:  # with None, `print` to it would go to stdout
+        if getattr(sys, name) is None:  # ``print(..., file=None)`` would write to stdout
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
 def finish(limit_s: float = _LAST_S) -> None:
-    """Waits until the patient streams are written, at most ``limit_s`` seconds; call it before the process ends."""
+    """Waits up to ``limit_s`` seconds for all output of the patient streams; call it before the process exits."""
     until = time.monotonic() + limit_s
     for stream in (sys.stderr, sys.stdout):
         if stream is not None:
@@ -201,7 +200,10 @@ def finish(limit_s: float = _LAST_S) -> None:
 
 
 def end_patient(stream: TextIO, limit_s: float) -> bool:
-    """Waits until a patient stream is written, at most ``limit_s`` seconds; returns whether it is. Leaves it open."""
+    """Waits up to ``limit_s`` seconds for the output of a patient stream; returns whether it is written.
+
+    The stream stays open; later writes drop what the reader does not accept at once.
+    """
     file = getattr(stream, "buffer", None)
     if not isinstance(file, _PatientFile):
         return True
@@ -210,11 +212,11 @@ def end_patient(stream: TextIO, limit_s: float) -> bool:
 
 
 def _open_without_blocking(descriptor: int) -> None:
-    """Makes a pipe or terminal non-blocking for C libraries, which write past Python.
+    """Makes a pipe or terminal non-blocking, for C libraries that write to the descriptor directly.
 
     They then lose lines instead of waiting for a reader. The descriptor gets a separate open file description, so that
-    other processes on the same terminal are not affected. If that is not possible, as for a socket or another user's
-    terminal, the descriptor stays as it is.
+    other processes on the same terminal are not affected. Where that is not possible, as for a socket or another user's
+    terminal, the descriptor is left unchanged.
     """
     with suppress(OSError):
         if os.isatty(descriptor) or stat.S_ISFIFO(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop, and cleaning up before one ends it."""
+"""Signals that ask a process to stop, and cleanup before such a signal ends it."""
 
 import ctypes
 import os
@@ -11,20 +11,20 @@ _CLEANING_S = 2.0
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Lists SIGINT (Ctrl-C), SIGTERM and SIGHUP (closed terminal), the last unless it is ignored, as with ``nohup``."""
+    """Returns SIGINT (Ctrl-C), SIGTERM and, unless it is ignored as with ``nohup``, SIGHUP (closed terminal)."""
     is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
 
 
 @contextmanager
 def cleaning_up(clean_up: Callable[[], None]) -> Iterator[None]:
-    """Calls a function if a signal ends this process during the block, before the process ends.
+    """Calls a cleanup function if a stop signal arrives during the ``with`` block, then lets it end the process.
 
-    The process still ends at once, and by that signal. A thread calls the function, since Python runs no handler while
-    the main thread is in XLA. Signals that have a handler already, or get one in the block, are left to that handler.
+    A thread calls the function, since Python runs no signal handler while the main thread is in XLA. Signals that
+    already have a handler, or get one within the block, are left to that handler.
 
     Args:
-        clean_up: function to call; it gets two seconds, as a file system may not respond.
+        clean_up: function to call. It has two seconds to finish, since a file system may not respond.
     """
     is_main = threading.current_thread() is threading.main_thread()  # Python allows no other thread to set handlers
     numbers = [number for number in stop_signals() if is_main and signal.getsignal(number) is signal.SIG_DFL]
@@ -33,7 +33,7 @@ def cleaning_up(clean_up: Callable[[], None]) -> Iterator[None]:
         return
     reader, writer = os.pipe()
     thread = threading.Thread(target=_end_after, args=(clean_up, numbers, reader), name="cleaning up", daemon=True)
-    thread.start()  # before the handlers are set: if the thread cannot start, signals keep their effect
+    thread.start()  # before the handlers are set: if the thread cannot start, signals keep their default action
     os.set_blocking(writer, False)
     woken_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in numbers:
@@ -50,7 +50,7 @@ def cleaning_up(clean_up: Callable[[], None]) -> Iterator[None]:
 
 
 def _end_after(clean_up: Callable[[], None], numbers: list[signal.Signals], reader: int) -> None:
-    """Reads signal numbers from the wakeup pipe until it is closed; one of ``numbers`` ends the process."""
+    """Reads signals from the wakeup pipe until it is closed; on one of ``numbers``, cleans up and ends the process."""
     while number := os.read(reader, 1):
         if number[0] not in numbers:
             continue

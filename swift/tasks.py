@@ -1,6 +1,6 @@
 """Starts threads and processes under a limit on tasks: the user's (``ulimit -u``) or a control group's (``pids.max``).
 
-Other processes may exhaust the limit for a moment, so a failed start is repeated.
+Other processes may exhaust the limit temporarily, so a failed start is retried.
 """
 
 import threading
@@ -16,12 +16,12 @@ _T = TypeVar("_T")
 
 
 def retried(start: Callable[[], _T], limit_s: float) -> _T:
-    """Starts a thread or a process; repeats a failed start until the time limit.
+    """Starts a thread or a process; retries a failed start until the time limit.
 
     Args:
-        start: function that makes and starts it. It must make a new thread each time: a thread whose start has failed
-            cannot be started again (Python 3.13).
-        limit_s: seconds after which the last error is raised.
+        start: function that creates the thread or process and starts it. It must create a new thread on each call,
+            since a thread whose start failed cannot be started again (Python 3.13).
+        limit_s: seconds after which the last error is raised instead of retrying.
 
     Raises:
         RuntimeError: no thread can be started.
@@ -40,7 +40,7 @@ def retried(start: Callable[[], _T], limit_s: float) -> _T:
 def start_thread(
     target: Callable[..., object], *arguments: Any, name: str | None = None, limit_s: float = THREAD_S
 ) -> threading.Thread:
-    """Starts a daemon thread, which does not keep the process alive, and returns it.
+    """Starts and returns a daemon thread, which does not keep the process alive.
 
     Args:
         target: function to call in the thread.
@@ -61,10 +61,10 @@ def start_thread(
 
 
 def one_thread(name: str, limit_s: float = THREAD_S) -> ThreadPoolExecutor:
-    """Returns an executor with one thread, already started: no later call can fail for lack of a thread.
+    """Returns an executor whose only thread is already started, so that no later call fails for lack of a thread.
 
-    An executor that cannot start its thread raises, but leaves the call in its queue: it would run after all if another
-    call follows.
+    An executor that cannot start its thread raises, but leaves the call in its queue, and would still run it if another
+    call followed.
 
     Args:
         name: name of the thread.
@@ -79,10 +79,10 @@ def one_thread(name: str, limit_s: float = THREAD_S) -> ThreadPoolExecutor:
 
 
 def check_threads(number: int) -> None:
-    """Checks that ``number`` threads can be started; for a library that would abort the process if its threads cannot.
+    """Checks that ``number`` more threads can be started, for use before a library that would abort if they cannot.
 
     Raises:
-        RuntimeError: so many threads cannot be started.
+        RuntimeError: that many threads cannot be started.
     """
     end, threads = threading.Event(), list[threading.Thread]()
     try:
@@ -97,7 +97,7 @@ def check_threads(number: int) -> None:
 
 
 def _started(start: Callable[[], _T], limit_s: float) -> _T:
-    """Calls `retried`; turns its RuntimeError into a RunError that names the limit."""
+    """Calls ``retried``; converts its RuntimeError to a RunError that mentions the limit on tasks."""
     try:
         return retried(start, limit_s)
     except RuntimeError as error:

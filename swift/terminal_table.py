@@ -13,17 +13,17 @@ from swift.errors import printable
 
 _HEADING_WIDTH = 10
 _LEAST_TEXT = 8
-"""Terminal columns in which a text is still readable, broken into several lines."""
+"""Minimum width, in terminal columns, at which a text broken into lines is still readable."""
 
 
 class TerminalTable:
-    """A table whose numbers are never cut or broken; control characters in cells are escaped.
+    """A table whose numbers are never truncated or wrapped; control characters in cells are escaped.
 
-    If the terminal is too narrow for the columns, each row becomes a list with a line for each cell.
+    If the terminal is too narrow for the columns, each row is printed as a list with one line per cell.
 
     Args:
         headings: headings of the columns.
-        texts: headings of the text columns, whose cells may be broken into lines; the other columns are numbers.
+        texts: headings of the text columns, whose cells may be wrapped; the other columns hold numbers.
     """
 
     def __init__(self, headings: Sequence[str], texts: Collection[str] = ()):
@@ -49,11 +49,11 @@ class TerminalTable:
         return max((cell_len(row[column]) for row in self._rows), default=0)
 
     def _wrapped(self, column: int) -> str:
-        """Breaks a heading into lines that are hardly wider than the cells below it."""
+        """Wraps a heading to the width of the cells below it, or to ``_HEADING_WIDTH`` if they are narrower."""
         return "\n".join(textwrap.wrap(self._headings[column], max(_HEADING_WIDTH, self._width(column))))
 
     def _least_width(self, headings: Sequence[str], padding: int) -> int:
-        """Returns the table's width with its texts broken into the narrowest readable lines."""
+        """Returns the table's width if its texts are wrapped to the minimum readable width."""
         edges = 2 * padding * len(headings) + len(headings) + 1
         widths = [max(self._width(at), *map(cell_len, lines.split("\n"))) for at, lines in enumerate(headings)]
         named = zip(self._headings, widths, strict=True)

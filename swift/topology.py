@@ -1,4 +1,4 @@
-"""The shape of a cluster as numbers: pipelines, stages and expert ranks. Does not import JAX."""
+"""The shape of a cluster: numbers of pipelines, stages and expert ranks. Does not import JAX."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ RANK_KINDS: tuple[RankKind, ...] = get_args(RankKind)
 
 
 def read_worker(text: str) -> Worker | None:
-    """Parses a worker written as ``pipeline:stage``; None if the text has another form.
+    """Parses a worker written as ``pipeline:stage``; returns None if the text does not have this form.
 
     >>> read_worker("1:2"), read_worker("1-2")
     ((1, 2), None)
@@ -29,7 +29,7 @@ def worker_name(worker: Worker) -> str:
 
 
 def worker_names(workers: Iterable[Worker]) -> list[str]:
-    """Returns workers' names as in settings, events and plans, in order.
+    """Returns the names of workers, in the notation of ``worker_name``, ordered by pipeline and then by stage.
 
     >>> worker_names({(1, 2), (0, 3)})
     ['0:3', '1:2']
@@ -41,12 +41,13 @@ def worker_names(workers: Iterable[Worker]) -> list[str]:
 class Topology:
     """The shape of a cluster: worker (d, p) runs stage p of pipeline d on ``num_expert_ranks`` devices.
 
-    (1, 1, N) is SYMI's own setting: N ranks, data-parallel for the dense part and expert-parallel for the experts.
+    (1, 1, N) is SYMI's own setting: N ranks with data parallelism for the dense part and expert parallelism for the
+    experts.
 
     Attributes:
-        num_pipelines: data-parallel pipelines, D.
-        num_stages: stages of each pipeline, P.
-        num_expert_ranks: devices of each worker, over which its experts are spread, N.
+        num_pipelines: number of data-parallel pipelines, D.
+        num_stages: number of stages in each pipeline, P.
+        num_expert_ranks: number of devices of each worker, over which its experts are spread, N.
     """
 
     num_pipelines: int = 1
@@ -59,7 +60,7 @@ class Topology:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """All workers, pipeline by pipeline: the order of the mesh axis ``worker``."""
+        """All workers, pipeline by pipeline, which is their order on the mesh axis ``worker``."""
         return tuple((d, p) for d in range(self.num_pipelines) for p in range(self.num_stages))
 
     @property
@@ -80,7 +81,7 @@ class Topology:
         return tuple(worker for worker in self.workers if worker not in failed)
 
     def live_workers(self, failed: frozenset[Worker] = frozenset()) -> tuple[Worker, ...]:
-        """Lists the live workers, in mesh order.
+        """Lists the live workers in mesh order, after checking that every stage has one.
 
         Raises:
             SettingError: ``failed`` names a worker outside the topology, or leaves a stage without a survivor.

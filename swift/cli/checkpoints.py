@@ -16,7 +16,7 @@ from swift.terminal_table import TerminalTable
 
 
 def checkpoint(options: argparse.Namespace) -> None:
-    """``swift checkpoint ACTION DIR``."""
+    """Runs ``swift checkpoint ACTION DIR``."""
     directory, step = find_checkpoints(options.dir)
     if options.action == "inspect":
         _inspect(options, directory, step if options.step is None else options.step)
@@ -60,7 +60,7 @@ def _verify(options: argparse.Namespace, directory: Path, step: int | None) -> N
 
 
 def _overview_parts(rows: list[dict[str, Any]]) -> Iterator[TerminalTable | str]:
-    """Yields a table of checkpoints, and a line for each checkpoint that cannot be read."""
+    """Yields a table of the readable checkpoints, then one line for each checkpoint that cannot be read."""
     table = TerminalTable(("step", "experts per layer", "MB", "oldest expert", "lost tokens", "faults"))
     for row in rows:
         if "error" not in row:

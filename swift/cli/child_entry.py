@@ -1,7 +1,7 @@
 """Entry points of the processes that ``swift launch`` starts: workers, checkpoint service and compile service.
 
-Each function has the name of its command, which is also the name of the process in logs and events. Imports that only
-one process needs are in its function.
+Each function is named after its command, which is also the name of the process in logs and events. Imports needed by
+only one process are inside its function.
 """
 
 import argparse
@@ -35,14 +35,14 @@ def worker(options: argparse.Namespace) -> None:
         forming_s=options.forming,
     )
     try:
-        # The process may have been prespawned: everything is imported by now, and it waits for its turn.
+        # A prespawned process has imported everything by now, and waits here until it is needed.
         begin = wait_to_begin(sys.stdin, worker_spec.gone)
         WorkerProcess(worker_spec, sys.stdin).run(begin.done)
     except SettingError:
         raise
     except BaseException:
         traceback.print_exc()
-        os._exit(1)  # a regular exit might wait for peers in XLA's threads
+        os._exit(1)  # a regular exit might block in XLA's threads, waiting for peers
 
 
 def checkpoint_service(options: argparse.Namespace) -> None:

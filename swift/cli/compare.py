@@ -1,4 +1,4 @@
-"""``swift compare``: runs experiments one after the other, each in its own directory, and writes one report on all."""
+"""``swift compare``: runs experiments one after another, each in its own directory, and writes a joint report."""
 
 import argparse
 import json
@@ -35,8 +35,8 @@ class _Compared:
 
     Attributes:
         experiment: settings of the run.
-        options: options for this call of the command.
-        has_ended: whether an earlier call has completed the run.
+        options: training options for this invocation of the command.
+        has_ended: whether an earlier invocation completed the run.
     """
 
     experiment: Experiment
@@ -45,7 +45,7 @@ class _Compared:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """``swift compare CONFIG.gin ...``."""
+    """Runs ``swift compare CONFIG.gin ...``."""
     configs = all_installed(options.configs)
     names = [path.stem for path in configs]
     if len(set(names)) < len(names):
@@ -77,10 +77,10 @@ def _found(
     hosts: Hosts,
     connect: ConnectHosts | None,
 ) -> list[_Compared]:
-    """Finds out which runs begin, continue, or have ended; the first host looks, and tells the other hosts.
+    """Determines which runs start, resume, or have ended; the first host checks and tells the other hosts.
 
     Raises:
-        SettingError: a run can do none of these.
+        SettingError: a run can neither start nor resume, see ``_standing``.
     """
     stopping_s = deadlines_of(options.deadline, OF_ONE).stopping
     runs = {
@@ -111,16 +111,16 @@ def _found(
 
 
 def _standing(experiment: Experiment, run: TrainOptions, *, resume: bool) -> tuple[bool, bool]:
-    """Returns whether a run exists that can be continued, and whether it has ended.
+    """Returns (whether there is a run to continue, whether that run has ended).
 
     Raises:
-        SettingError: the run exists but must not, or cannot, be continued.
+        SettingError: the run exists, but ``--resume`` is not set or the run cannot be resumed.
     """
     run_dir = run.run_dir
     if run_dir.exists() and not resume:
         allowed = f"holds {run_dir.name} already; add --resume to continue it, or choose another directory"
         raise SettingError("--run-dir", str(run_dir.parent), allowed)
-    if not is_run(run_dir):  # nothing is there, or leftovers of an interrupted start, such as its lease
+    if not is_run(run_dir):  # no directory, or only leftovers of an interrupted start, such as a lease
         return False, False
     check_resumable(experiment, run)
     summary = read_run(run_dir, "--run-dir").summary
@@ -132,7 +132,7 @@ def _standing(experiment: Experiment, run: TrainOptions, *, resume: bool) -> tup
 
 
 def _run(compared: Sequence[_Compared], hosts: Hosts) -> None:
-    with hosts.all_or_none():  # check all first, so that a mistake in the last is reported before the first has run
+    with hosts.all_or_none():  # check all runs first, so that a mistake in the last is reported before the first starts
         remaining = [entry for entry in compared if not entry.has_ended]
         data = {
             f"{entry.options.run_dir.name}: the data": check_before(entry.experiment, entry.options)
@@ -154,11 +154,11 @@ def _run(compared: Sequence[_Compared], hosts: Hosts) -> None:
 
 
 def _show(experiments: Sequence[Experiment], runs: Sequence[Run], top: Path, kind: str) -> None:
-    """Writes the report of all runs, and prints their table as ``json`` or as text."""
+    """Writes the report of all runs, and prints the comparison as ``json`` or as a text table."""
     from swift.cli.report import report_of
     from swift.report.compare import comparison_rows, comparison_table
 
-    # If the directory is itself that of a run, its own report has the usual name.
+    # If ``top`` is itself a run directory, report.html is the name of that run's own report.
     page = top / ("comparison.html" if (top / CONFIG).exists() else "report.html")
     again = " ".join(["swift report", *(str(run.path) for run in runs), f"--out {page}"])
     line = report_of(runs, page, again)
@@ -172,7 +172,7 @@ def _show(experiments: Sequence[Experiment], runs: Sequence[Run], top: Path, kin
 
 
 def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterator[str]:
-    """Yields lines that compare the losses of runs with failures to the same experiments without, where those ran."""
+    """Yields a line for each run with failures whose failure-free counterpart also ran, comparing their losses."""
     from swift.cli.report import distance_line
 
     for experiment, run in zip(experiments, runs, strict=True):

@@ -1,6 +1,6 @@
-"""``swift compile``: compiles an experiment for a pod, and shows whether each configuration fits.
+"""``swift compile``: compiles an experiment for a pod, and reports whether each configuration fits.
 
-Each configuration is compiled in a process of its own, since a compiler that fails may end its process.
+Each configuration is compiled in its own process, since a failing compiler may terminate its process.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from swift.typed import SourceText
 
 
 def compile(options: argparse.Namespace) -> None:
-    """``swift compile --topology v5e:4x4 CONFIG.gin``."""
+    """Runs ``swift compile --topology v5e:4x4 CONFIG.gin``."""
     pod = Pod.parse(options.topology)
     check_count("--jobs", options.jobs, least=1)
     experiment = load_experiment(options.config, options.set)
@@ -55,15 +55,15 @@ def compile(options: argparse.Namespace) -> None:
 
 
 def compiler(options: argparse.Namespace) -> None:
-    """Compiles one configuration: reads a request from a line of standard input, writes a report to standard output.
+    """Compiles one configuration: reads a JSON request from one line of stdin, and writes a JSON report to stdout.
 
-    The process ends when its input does, so that it does not outlive its parent.
+    The process ends when its stdin is closed, so that it does not outlive its parent.
     """
     del options
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # compilers print to stdout, which must have only the report
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # compilers print to stdout, which must contain only the report
     pod = Pod.parse(request["topology"])
     settle_process(pod)
     with tempfile.NamedTemporaryFile("w", suffix=".gin") as file:
@@ -78,11 +78,11 @@ def compiler(options: argparse.Namespace) -> None:
         report = {"mistake": [error.setting, repr(error.value), error.allowed]}
     output.write(json.dumps(report))
     output.flush()
-    os._exit(0)  # some compilers do not end cleanly
+    os._exit(0)  # some compilers do not exit cleanly
 
 
 def _end_with_input() -> None:
-    while os.read(0, 1024):  # not sys.stdin: Python could not end while this thread holds its lock
+    while os.read(0, 1024):  # not sys.stdin: Python could not exit while this thread holds its lock
         pass
     os._exit(130)
 
@@ -92,7 +92,7 @@ def _request(config: str, pod: Pod, down: FailedSet) -> dict[str, Any]:
 
 
 def _compile_all(requests: Sequence[dict[str, Any]], num_jobs: int) -> list[dict[str, Any]]:
-    """Compiles up to ``num_jobs`` requests at a time; returns the reports in the order of the requests."""
+    """Compiles the requests, up to ``num_jobs`` at a time; returns their reports in the same order."""
     with ThreadPoolExecutor(num_jobs, "compile") as pool:
         pending = {pool.submit(_ask, request): number for number, request in enumerate(requests)}
         reports: dict[int, dict[str, Any]] = {}
@@ -108,7 +108,7 @@ def _compile_all(requests: Sequence[dict[str, Any]], num_jobs: int) -> list[dict
 
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:
-    """Compiles one request in a new process, and returns its report; REFUSED if the process ends without one."""
+    """Compiles one request in a new process and returns its report; the result is REFUSED if the process wrote none."""
     with tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", "swift", "compiler"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
@@ -133,7 +133,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stderr_tail(log: str, code: int) -> str:
-    """Returns why a process ended: its compiler's failed check, or else the last line that it printed."""
+    """Describes why a compiler process ended: its first failed check, or else the last line it printed."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     checks = [line for line in lines if re.search(r"Check failed|RET_CHECK failure", line)]
     reason = (checks or lines[-1:] or ["no word"])[0]

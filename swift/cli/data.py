@@ -1,6 +1,6 @@
 """``swift data ACTION CONFIG.gin``: profiles, plans and benchmarks an input pipeline, or serves it to other machines.
 
-``swift data serve`` makes samples for other machines; ``input_hosts`` connects the other actions to such machines.
+``swift data serve`` produces samples for other machines; ``input_hosts`` connects the other actions to such machines.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from swift.input.server import find_key, serve_input
 _BACKLOG = 128
 
 _ROUNDS = 3
-"""Turns of each plan in a benchmark; the plans alternate, so that a change of the machine's speed affects both."""
+"""Number of turns per plan in a benchmark. The plans alternate, so that a change in machine speed affects both."""
 _OPTIONS = {
     "Resources.num_epochs": "--epochs",
     "Resources.num_cores": "--cores",
@@ -43,7 +43,7 @@ _OPTIONS = {
 
 
 def serve(options: argparse.Namespace) -> None:
-    """``swift data serve CONFIG.gin``: serves samples until a signal ends it."""
+    """Runs ``swift data serve CONFIG.gin``: serves samples until a signal stops the process."""
     check_count("--processes", options.processes, least=1)
     host, port = listening_address(options.listen)
     check_network(host, is_trusted=options.insecure_network)
@@ -65,7 +65,7 @@ def _say(line: str) -> None:
 
 
 def data(options: argparse.Namespace) -> None:
-    """``swift data ACTION CONFIG.gin``."""
+    """Runs ``swift data ACTION CONFIG.gin``."""
     if options.action == "serve":
         serve(options)
         return
@@ -78,14 +78,14 @@ def data(options: argparse.Namespace) -> None:
         pipeline = TracedPipeline.of(pipeline, running.note)
     try:
         facts, lines = _found(pipeline, options)
-    except DataError as error:  # reported as a run reports it that reads the same data at its start
+    except DataError as error:  # the same error as from a run that reads this data when it starts
         raise SettingError("Pipeline.source", pipeline.source, str(error)) from error
     sys.stdout.write(json.dumps(facts) + "\n" if options.format == "json" else "\n".join(lines) + "\n")
     sys.stdout.flush()
 
 
 def _found(pipeline: Pipeline, options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[str]]:
-    """Returns the result of an action, as facts for JSON and as text lines."""
+    """Runs an action other than ``serve``; returns its result as a dictionary for JSON and as text lines."""
     if options.action == "profile":
         return _profile(profile_input(pipeline, options.records))
     with renamed_settings(_OPTIONS):
@@ -172,7 +172,7 @@ def _bench(
 
 
 class _Run:
-    """Counts and times the samples of one plan, in several turns."""
+    """Measures the throughput of one plan over several turns."""
 
     def __init__(self, plan: InputPlan, used: Resources, hosts: InputHosts | None):
         start_time = time.perf_counter()

@@ -21,7 +21,7 @@ _STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
 def doctor(options: argparse.Namespace) -> None:
-    """``swift doctor --host``, or ``swift doctor --nodes N --node I --run-dir DIR`` on each of N machines."""
+    """Runs ``swift doctor --host``, or ``swift doctor --nodes N --node I --run-dir DIR`` on each of N machines."""
     if options.host:
         options.nodes = 1
     count = node_count(options, os.environ)
@@ -59,7 +59,7 @@ def _alone(options: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _together(options: argparse.Namespace, count: int, node: int) -> Iterator[Finding]:
-    """Examines this machine, and checks the connections to the other nodes, which do the same at the same time."""
+    """Examines this machine and its connections to the other nodes, which must run the same check concurrently."""
     host, _ = listening_address(options.listen)
     directory_findings = list(examine_directory(options.run_dir))
     yield from directory_findings
@@ -86,5 +86,5 @@ def _examined() -> Iterator[Finding]:
 
 
 def _say(text: str) -> None:
-    """Says on stderr what is being waited for."""
+    """Prints on stderr what the command is waiting for."""
     print(f"{text} ...", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""``swift evaluate``: asks one or more models the questions of a file, one model after the other.
+"""``swift evaluate``: asks one or more models the questions in a task file, one model after another.
 
-Results are saved while they come, in one file per model or in a single file; tables of scores go to stdout.
+Results are saved as they arrive, in one file per model or in a single file; tables of scores are printed on stdout.
 """
 
 import argparse
@@ -41,21 +41,21 @@ from swift.train.model_directory import weights_digest, widened
 _TEXTS = ("task", "score")
 
 _MOST_MISTAKES = 20
-"""Maximum number of wrong lines of a task file that are printed."""
+"""Maximum number of invalid lines of a task file to print."""
 _WRITTEN_EVERY_S = 60.0
 
 
 class _ResultsFiles:
-    """The results of several models, and the files that they are saved in.
+    """The results of several models, and the files in which they are saved.
 
     Args:
-        tasks: the questions.
-        task_path: file of the questions.
-        models: models that are asked.
-        out: file for all results; None: one file in the directory of each model.
+        tasks: questions to ask.
+        task_path: path of the task file.
+        models: models to ask, in this order.
+        out: file for all results, or None for one file in the directory of each model.
 
     Attributes:
-        titles: name of each model.
+        titles: display name of each model, see ``_titles``.
     """
 
     def __init__(self, tasks: TaskFile, task_path: Path, models: Sequence[StoredModel], out: Path | None):
@@ -96,7 +96,7 @@ class _ResultsFiles:
             self._kept[number] = evaluation
 
     def begin(self, number: int, weights: str) -> Evaluation:
-        """Returns a model's earlier results, which are empty if it has none.
+        """Returns a model's earlier results, or empty results if it has none.
 
         Raises:
             SettingError: the earlier results are from other weights.
@@ -112,7 +112,12 @@ class _ResultsFiles:
         return self._kept[number]
 
     def keep(self, number: int, judgements: Sequence[Judgement], seconds: float) -> None:
-        """Saves a model's results so far, unless there are none.
+        """Saves a model's results so far; writes no file if there are none.
+
+        Args:
+            number: index of the model.
+            judgements: all its judgements so far, in any order.
+            seconds: total time spent on the model, including earlier invocations.
 
         Raises:
             RunError: the file cannot be written.
@@ -129,11 +134,11 @@ class _ResultsFiles:
 
     @property
     def evaluations(self) -> list[Evaluation]:
-        """Results of the models that were asked, in their order."""
+        """Results of the models that were asked so far, in the order of ``models``."""
         return [self._kept[number] for number in sorted(self._kept)]
 
     def lines(self) -> list[str]:
-        """Returns lines on where the results are, and on questions that were cut."""
+        """Returns lines that name the result files, and warn of questions that were truncated to fit the model."""
         lines = [f"results: {path}" for path in dict.fromkeys(self._paths)]
         for evaluation in self.evaluations:
             if evaluation.num_cut:
@@ -147,16 +152,16 @@ def _stem(name: str, step: int | None) -> str:
 
 
 def _titles(paths: Sequence[Path]) -> list[str]:
-    """Returns a title for each model: the name of its directory, or the path if several have the same name."""
+    """Returns a title for each model: the name of its directory, or its path if several directories share the name."""
     names = [path.resolve().name for path in paths]
     return [name if names.count(name) == 1 else str(path) for path, name in zip(paths, names, strict=True)]
 
 
 def _scores_tables(evaluations: Sequence[Evaluation]) -> Iterator[TerminalTable]:
-    """Yields a table of scores, with a column per model, and a table with differences from the first model.
+    """Yields a table of scores with a column per model; for several models, also their differences from the first.
 
     Args:
-        evaluations: results on one task file.
+        evaluations: results of the models on the same task file.
     """
     first, *rest = evaluations
     scores = [{(score.task, score.metric): score for score in evaluation.scores} for evaluation in evaluations]
@@ -177,13 +182,13 @@ def _scores_tables(evaluations: Sequence[Evaluation]) -> Iterator[TerminalTable]
 
 
 def _share(estimate: Score | Difference, sign: str = "") -> str:
-    """Formats a share in percent, with its 95 % interval."""
+    """Formats a share in percent, with its 95 % confidence interval."""
     low, high = estimate.interval
     return f"{100 * estimate.share:{sign}.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """``swift evaluate DIR ... --tasks TASKS.jsonl``."""
+    """Runs ``swift evaluate DIR ... --tasks TASKS.jsonl``."""
     tasks = _read(options.tasks)
     models = [find_model(path, "DIR", options.config, options.step) for path in options.models]
     files = _ResultsFiles(tasks, options.tasks, models, options.out)
@@ -209,7 +214,7 @@ def _say_stopping() -> None:
 
 
 def _read(path: Path) -> TaskFile:
-    """Reads the questions; prints every wrong line, up to a maximum."""
+    """Reads the questions; if lines are invalid, prints up to 20 of them and raises SettingError."""
     tasks, mistakes = read_tasks(path)
     if len(mistakes) == 1:
         raise mistakes[0]
@@ -229,7 +234,7 @@ def _evaluate(
     files: _ResultsFiles,
     interrupt: Interrupt,
 ) -> None:
-    """Asks a model the questions that it has not answered yet, and saves the results once a minute and at the end."""
+    """Asks a model the questions it has not answered yet; saves the results once a minute and at the end."""
     with _Progress(files.titles[number], len(tasks.questions)) as progress:
         gpt, weights = _load(model)
         evaluation = files.begin(number, weights_digest(weights))
@@ -268,7 +273,7 @@ def _load(model: StoredModel) -> tuple[GPT, Weights]:
 
 
 class _Progress:
-    """Shows progress on stderr: a bar on a terminal, about ten lines elsewhere; a context manager."""
+    """A context manager that shows progress on stderr: a bar on a terminal, about ten lines elsewhere."""
 
     def __init__(self, title: str, count: int):
         self._title, self._count, self._done, self._parts = title, count, 0, ["loads the model"]
@@ -283,14 +288,14 @@ class _Progress:
         self._terminal.__exit__(None, None, None)
 
     def begin(self, done: int) -> None:
-        """Shows that the model is loaded, and how many questions it has answered before."""
+        """Shows that the model is loaded, and how many questions an earlier invocation answered."""
         self._done, self._parts = done, ["waiting for the first answer, which compiles"]
         if not self._terminal.is_live:
             before = f", {done:,} of them answered before" if done else ""
             self._terminal.print(f"{self._title}: {self._count:,} questions{before}")
 
     def update(self, done: int, engine: TextEngine) -> None:
-        """Shows how many questions are answered, and how many tokens that took."""
+        """Shows how many questions are answered, and how many tokens the engine has read and written."""
         is_due = self._timer.passed(done, time.monotonic())
         computed = engine.computed
         self._done, self._parts = done, [f"{computed.prompt_tokens:,} tokens read, {computed.new_tokens:,} written"]

@@ -16,18 +16,18 @@ from swift.generate.request import Sampling
 from swift.runlog.files import METRICS
 
 _DEFAULT_PROMPT = "def "
-"""The prompt if the user gives none."""
+"""The default prompt."""
 
 
 def prepare_engine(expert_ranks: int, experiments: Sequence[Experiment]) -> None:
-    """Configures JAX for engines that spread the experts over devices; must be called before JAX has a backend.
+    """Configures JAX for engines that spread experts over devices; must be called before JAX creates a backend.
 
     Args:
-        expert_ranks: value of ``--expert-ranks``, also the number of devices to emulate.
-        experiments: settings of the models.
+        expert_ranks: value of ``--expert-ranks``; on emulated devices, also the number of devices to emulate.
+        experiments: settings of each model that the command will load.
 
     Raises:
-        SettingError: the experts of a model cannot be spread evenly, or there are not enough devices.
+        SettingError: a model's experts cannot be divided evenly among the devices, or there are too few devices.
     """
     with renamed_settings({"TextEngineConfig.expert_ranks": "--expert-ranks"}):
         for experiment in experiments:
@@ -37,7 +37,7 @@ def prepare_engine(expert_ranks: int, experiments: Sequence[Experiment]) -> None
 
 
 def generate(options: argparse.Namespace) -> None:
-    """``swift generate MODEL``."""
+    """Runs ``swift generate MODEL``."""
     if not (options.model / GIN_NAME).is_file():
         raise SettingError("MODEL", str(options.model), "is not a model written by `swift export`")
     if (options.model / METRICS).exists():
@@ -62,7 +62,7 @@ def generate(options: argparse.Namespace) -> None:
 
 
 def _show_live(prompt: str, pieces: Iterable[str]) -> None:
-    """Prints a text while it is generated."""
+    """Prints a prompt and then its continuation, piece by piece, while it is generated."""
     sys.stdout.write(prompt)
     for piece in pieces:
         sys.stdout.write(piece)

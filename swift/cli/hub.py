@@ -1,4 +1,4 @@
-"""``swift export`` and ``swift import``: write the model of a run, and convert to and from Hugging Face's format."""
+"""``swift export`` and ``swift import``: write a run's model, and convert to and from the Hugging Face format."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ from swift.runlog.reading import read_run
 
 
 def import_model(options: argparse.Namespace) -> None:
-    """``swift import DIR --out MODEL``."""
+    """Runs ``swift import DIR --out MODEL``."""
     experiment = import_hugging_face(options.directory, options.out)
     model = experiment.model
     print(
@@ -24,7 +24,7 @@ def import_model(options: argparse.Namespace) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    """``swift export RUN_DIR --out MODEL``."""
+    """Runs ``swift export RUN_DIR --out MODEL``."""
     if options.dtype is not None:
         raise SettingError("--dtype", options.dtype, "goes with --format hf, which is not set")
     run = read_run(options.run_dir)
@@ -39,7 +39,7 @@ def export(options: argparse.Namespace) -> None:
 
 
 def export_to_hub(options: argparse.Namespace) -> None:
-    """``swift export RUN_DIR --format hf --out DIR``; RUN_DIR may be a model directory."""
+    """Runs ``swift export RUN_DIR --format hf --out DIR``; RUN_DIR may also be a model directory."""
     model = find_model(options.run_dir, "RUN_DIR", options.config, options.step)
     prepare([model.experiment], num_devices=1)
     export_hugging_face(model.experiment, model.load, options.out, options.dtype)

@@ -1,6 +1,6 @@
-"""``--input-hosts``: connects a command to machines that make samples for it, and plans how input is read.
+"""``--input-hosts``: connects a command to machines that produce samples for it, and plans how input is read.
 
-The modules for both are imported only when they are used: most runs read texts, which need neither.
+The modules for both are imported only when used: most runs read plain text, which needs neither.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from swift.typed import SourceText
 
 
 def plan_reading(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
-    """Plans how a pipeline is read once to build a corpus index, see ``plan_once``."""
+    """Plans a single pass over a pipeline, to build a corpus index, see ``plan_once``."""
     from swift.input.optimizer import plan_once
 
     return plan_once(pipeline, hosts)
@@ -35,7 +35,7 @@ def input_hosts_of_runs(
         has_network: see ``input_hosts``.
 
     Raises:
-        SettingError: see ``input_hosts``; or a run has no pipeline that makes samples from documents.
+        SettingError: see ``input_hosts``; also if a run has no pipeline that produces samples from documents.
     """
     pipelines = (
         []
@@ -48,16 +48,16 @@ def input_hosts_of_runs(
 def input_hosts(
     pipelines: Sequence[Pipeline], options: argparse.Namespace, *, has_network: bool = False
 ) -> ConnectHosts | None:
-    """Returns a function that connects to the machines of ``--input-hosts``; None without that option.
+    """Returns a function that connects to the machines of ``--input-hosts``, or None if the option is not set.
 
     Args:
-        pipelines: pipelines whose samples these machines make.
+        pipelines: pipelines whose samples these machines produce.
         options: options ``input_hosts``, ``key_file`` and ``insecure_network``.
-        has_network: whether ``--insecure-network`` also permits another network of the command.
+        has_network: whether ``--insecure-network`` also applies to another network that the command uses.
 
     Raises:
         SettingError: an option is set that needs ``--input-hosts``; an address or the key cannot be used; or a pipeline
-            has no digest by which both sides could compare it.
+            has no digest with which both sides could verify that they have the same one.
     """
     if options.input_hosts is None:
         allowed = "goes with --input-hosts, which is not set"
@@ -72,7 +72,7 @@ def input_hosts(
     addresses = [_address(text, is_trusted=options.insecure_network) for text in options.input_hosts.split(",")]
     key = find_key(key_file_of(options.key_file))
     for pipeline in pipelines:
-        serving_facts(pipeline)  # raises, if at all, before anything is read or written
+        serving_facts(pipeline)  # called early, so that it raises before anything is read or written
 
     reported = set[tuple[Callable[[str], None], str]]()
 
@@ -107,14 +107,14 @@ def _address(text: str, *, is_trusted: bool) -> tuple[str, int]:
 
 
 def key_file_of(path: Path | None) -> Path:
-    """Returns the path of the key file for input hosts; raises SettingError if none is given."""
+    """Returns the path of the key file for input hosts; raises SettingError if it is None."""
     if path is None:
         raise SettingError("--key-file", SourceText("(not set)"), "the machines need a key that they can prove to have")
     return path
 
 
 def serving_facts(pipeline: Pipeline) -> dict[str, str]:
-    """Returns facts that must be equal on both sides, see ``pipeline_facts``; raises SettingError if one is unknown."""
+    """Returns ``pipeline_facts``, which must be equal on both sides; raises SettingError if a digest is unavailable."""
     try:
         return pipeline_facts(pipeline)
     except NoDigest as error:

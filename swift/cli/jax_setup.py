@@ -11,17 +11,17 @@ from swift.errors import SettingError
 from swift.mesh.devices import EmulationError, emulate_devices, enable_compilation_cache
 
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
-"""Environment variables that keep libtpu, if it is installed, from printing a page of log as it looks for a TPU."""
+"""Environment variables that keep libtpu, if installed, from printing pages of log output while it looks for a TPU."""
 DEVICES_PER_CORE = 12
-"""Emulated devices per CPU core above which the user is warned."""
+"""Maximum number of emulated devices per CPU core without a warning."""
 
 
 def prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:
-    """Configures JAX for all experiments that this process will run; must be called before JAX has a backend.
+    """Configures JAX for all experiments that this process will run; must be called before JAX creates a backend.
 
     Args:
         experiments: settings of the experiments.
-        num_devices: number of devices to emulate; None: as many as the largest experiment needs.
+        num_devices: number of devices to emulate, or None for as many as the largest experiment needs.
 
     Raises:
         SettingError: the experiments need different configurations, or the devices cannot be emulated.

@@ -72,7 +72,7 @@ from swift.train.start import (
 )
 
 _ENDING_S = 30.0
-"""Seconds after the deadline of a stop until this process ends in any case, since a file system may never respond."""
+"""Seconds past the stopping deadline after which this process exits regardless, as a file system may never respond."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +85,10 @@ class LaunchJob:
         processes: all processes of the run.
         by_rank: whether each expert rank is a process of its own, rather than each worker.
         nodes: machines of the run.
-        platform: devices of the processes, and the options that depend on them.
+        platform: devices that the processes compute on, and the options that depend on them.
         deadlines: time limits.
-        faults: faults to be injected.
-        connect: connects to input hosts while the corpus index is built; None: there are none.
+        faults: faults to inject.
+        connect: connects to input hosts while the corpus index is built, or None if there are none.
     """
 
     experiment: Experiment
@@ -133,13 +133,13 @@ class LaunchJob:
             ),
             connect=input_hosts_of_runs([experiment.data], options, has_network=True),
         )
-        # The last check, since it starts JAX, which takes seconds.
+        # This check comes last, since it starts JAX, which takes seconds.
         platform.check_node(len(nodes.own_of(processes)), _devices_per_process(experiment, by_rank))
         return job
 
     @property
     def memory_checkpoint_every(self) -> int:
-        """Iterations between copies of the state for processes that are restarted; 0: no copies."""
+        """Iterations between in-memory copies of the state for restarted processes, or 0 for no copies."""
         return self.options.memory_checkpoint_every or 1 if self.platform.recovery == "restart" else 0
 
     @property
@@ -154,12 +154,12 @@ class LaunchJob:
 
     @property
     def own_cut(self) -> ChunkAssignment:
-        """Workers that hold each chunk; falsy if all pipelines have the same cut."""
+        """Stage that holds each chunk in each pipeline; empty (and falsy) if all pipelines have the same cut."""
         chunks = model_chunks(self.experiment)
         return DEFAULT_ASSIGNMENT if chunks.is_uniform_cut else ChunkAssignment(chunks.stage_DC)
 
     def show(self, text: str) -> None:
-        """Prints a line on stderr, with the number of this node if there are several."""
+        """Prints a line on stderr, prefixed with the number of this node if there are several."""
         line = f"node {self.nodes.own_node}: {text}" if self.nodes.count > 1 else text
         print(line, file=sys.stderr, flush=True)
 
@@ -167,7 +167,7 @@ class LaunchJob:
         """Chooses the directory where the processes of this node store their states.
 
         Raises:
-            SettingError: no directory has enough room, or the processes do not fit into the memory of this node.
+            SettingError: no directory has enough free space, or the processes do not fit into the memory of this node.
         """
         configure_jax(self.experiment, num_devices=1)
         here, is_alone = self.nodes.own_of(self.processes), self.nodes.count == 1
@@ -181,18 +181,18 @@ class LaunchJob:
         return choose_storage(demand, run_dir)
 
     def corpus(self) -> Path | None:
-        """Finds or builds the corpus index; None if the user has no cache directory."""
+        """Finds or builds the corpus index; returns None if the user has no cache directory."""
         directory = corpora_directory()
         if directory is None:
             return None
         return find_index(self.experiment.data, directory, self.show, connect=self.connect, plan=plan_reading)
 
     def interrupt(self) -> Interrupt:
-        """Catches Ctrl-C and SIGTERM from now on; the first one also starts a timer that ends this process."""
+        """Handles Ctrl-C and SIGTERM within a ``with`` block; the first also starts a timer that ends this process."""
         return Interrupt(self.deadlines.stopping + _ENDING_S).hold()
 
     def commands(self, scratch: RunFiles) -> ProcessCommands:
-        """Returns the command lines that start the processes of the run."""
+        """Returns the builder of the command lines that start the run's processes."""
         return ProcessCommands(
             scratch=scratch,
             processes=self.processes,
@@ -230,7 +230,11 @@ class LaunchJob:
 
 
 def _is_by_rank(num_processes: int, topology: Topology) -> bool:
-    """Returns whether ``--processes`` means one per expert rank; raises SettingError if it fits neither choice."""
+    """Returns whether ``--processes`` means one process per expert rank rather than per worker.
+
+    Raises:
+        SettingError: the number is neither that of the workers nor that of the expert ranks.
+    """
     num_workers, num_ranks = len(topology.workers), topology.num_devices
     if num_processes not in (num_workers, num_ranks):
         allowed = f"must be {num_workers}, one for each worker of {topology}"
@@ -240,7 +244,7 @@ def _is_by_rank(num_processes: int, topology: Topology) -> bool:
 
 
 def _why_uncompiled(experiment: Experiment, prepare: str, *, by_rank: bool) -> str | None:
-    """Returns why programs are never prepared for the loss of a process; None if they are."""
+    """Returns why programs for the loss of a process are never prepared in advance, or None if they are."""
     if prepare == "none":
         return "with --prepare none no programs are prepared"
     if experiment.topology.num_pipelines == 1 and not is_elastic(experiment, by_rank=by_rank):
@@ -266,7 +270,7 @@ def _devices_per_process(experiment: Experiment, by_rank: bool) -> int:
 
 
 def _check_copies(memory_checkpoint_every: int | None, recovery: Recovery) -> None:
-    """Raises SettingError for ``--memory-checkpoint-every`` below 1, or where nobody would use the copies."""
+    """Raises SettingError if ``--memory-checkpoint-every`` is below 1 or the recovery mode would not use the copies."""
     if memory_checkpoint_every is None:
         return
     check_count("--memory-checkpoint-every", memory_checkpoint_every, least=1)
@@ -276,7 +280,7 @@ def _check_copies(memory_checkpoint_every: int | None, recovery: Recovery) -> No
 
 
 def _check_sharded(experiment: Experiment, by_rank: bool) -> None:
-    """Raises SettingError if an elastic run shards the embedding or head: a lost rank's share would have no copy."""
+    """Raises SettingError if an elastic run shards the embedding or head: a lost rank's shard would have no copy."""
     allowed = "must be 'replicated' where a single worker has a process for each expert rank, and continues without one"
     for name in ("embedding", "head"):
         if getattr(experiment, name) == "sharded" and is_elastic(experiment, by_rank=by_rank):
@@ -284,7 +288,7 @@ def _check_sharded(experiment: Experiment, by_rank: bool) -> None:
 
 
 def _check_snapshots(experiment: Experiment, by_rank: bool) -> None:
-    """Raises SettingError if an experiment asks for slice copies that no process could continue from."""
+    """Raises SettingError if an experiment asks for snapshots from which no process could continue."""
     every = experiment.checkpoint.snapshot_every
     if every and not is_elastic(experiment, by_rank=by_rank):
         allowed = "must be 0, unless a single worker has a process for each expert rank: no other survives without one"
@@ -292,7 +296,7 @@ def _check_snapshots(experiment: Experiment, by_rank: bool) -> None:
 
 
 def launch(options: argparse.Namespace) -> None:
-    """``swift launch --processes N CONFIG.gin``."""
+    """Runs ``swift launch --processes N CONFIG.gin``."""
     job = LaunchJob.of(options)
     experiment = job.experiment
     reference_dir = options.compare_loss_to
@@ -313,7 +317,7 @@ def launch(options: argparse.Namespace) -> None:
         storage = job.storage(run.run_dir)
         try_placement(experiment)
         if job.is_elastic and experiment.topology.num_expert_ranks > 1:
-            try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # must also work after a failure
+            try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # for the case of a failure
         summary = _launch(job, run, lease, storage)
     from swift.cli.report import distance_line, show_run
 
@@ -379,7 +383,7 @@ def _supervise(
     starting: AbstractContextManager[Children],
     interrupt: Interrupt,
 ) -> dict[str, Any]:
-    """Supervises the run to its end, with its reports, and returns the summary."""
+    """Supervises the run until it ends, reports its progress and goodput, and returns the summary."""
     start_time, experiment = time.monotonic(), job.experiment
     run_spec = job.spec(scratch, directory.path / "logs")
     _log_start(experiment, directory, done, run_spec)
@@ -406,7 +410,7 @@ def _supervise(
             how = "no checkpoint was saved" if newest is None else f"--resume continues from {newest}"
             text = f"interrupted after iteration {reporter.written}; {how}"
             reporter.note("interrupt", reporter.written, text, goodput=reporter.goodput())
-            background.settle()  # raises if the log is incomplete, which is an error even for a stopped run
+            background.settle()  # raises if the log is incomplete, which is an error even for an interrupted run
             raise KeyboardInterrupt
         goodput = reporter.goodput()
         reporter.note("finish", experiment.num_steps, None, goodput=goodput)
@@ -437,7 +441,7 @@ def _context(
     children: Children,
     reporter: Reporter,
 ) -> RunContext:
-    """Creates the objects that the supervisor works with; the two services start later."""
+    """Creates the objects that the supervisor uses; the checkpoint and compile services start later."""
     commands, limits = job.commands(scratch), run_spec.deadlines
     checkpoints = CheckpointClient(
         children=children,
@@ -472,8 +476,8 @@ def _run(supervisor: Supervisor, checkpoints: CheckpointClient, interrupt: Inter
     """Runs the supervisor to the end of the run.
 
     Raises:
-        RunError: the run has failed, or its newest state could not be saved in the run directory; then it is saved
-            elsewhere first.
+        RunError: the run failed, or its newest state could not be saved in the run directory. That state is first saved
+            elsewhere if possible.
     """
     try:
         supervisor.run(lambda: interrupt.requested)

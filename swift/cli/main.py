@@ -1,6 +1,6 @@
-"""The entry point of the command line: runs a command, and turns errors into one line and an exit code.
+"""The command-line entry point: runs a command, and turns errors into a one-line message and an exit code.
 
-In the first seconds of a long command, a terminal shows a status line until the command itself prints something.
+During the first seconds of a slow command, a terminal shows a status line until the command prints something.
 """
 
 import argparse
@@ -29,9 +29,9 @@ _PERIOD_S = 0.2
 _CLEAR = "\r\x1b[2K"
 
 _LONG = ("train", "compare", "launch", "evaluate")
-"""Commands that take seconds before they print anything."""
+"""Commands that need several seconds before they print anything."""
 _RESULT_IN_FILES = ("train", "compare", "launch", "import", "export")
-"""Commands whose result is in files, so that a closed stdout is no error; the result of the others is on stdout."""
+"""Commands that write their result to files, so that a closed stdout is not an error; others print it on stdout."""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _MODULES = {
     "compare": "swift.cli.compare",
@@ -54,14 +54,14 @@ _MODULES = {
     "export": "swift.cli.hub",
     "export_to_hub": "swift.cli.hub",
 } | dict.fromkeys((command.replace("-", "_") for command in HIDDEN), "swift.cli.child_entry")
-"""The module that has the function of a command, by name of the function; imported only when the command runs."""
+"""Maps the name of each command's function to its module, which is imported only when the command runs."""
 
 
 class Startup:
-    """Shows on stderr what a command is doing while JAX is imported; a context manager.
+    """A context manager that shows on stderr what a command is doing while JAX is imported.
 
-    The line is erased before anything else is printed, on stdout or stderr, and at the end of the ``with`` block. So a
-    user's mistake still gives only one line. If stderr is not a terminal, nothing is shown.
+    The line is erased before anything else is printed on stdout or stderr, and at the end of the ``with`` block. An
+    error message is therefore still a single line. If stderr is not a terminal, nothing is shown.
 
     Args:
         text: what the command is doing, such as ``swift train: starting``.
@@ -112,7 +112,7 @@ class Startup:
 
 
 class _Watched:
-    """A stream that calls a function before it is written to."""
+    """A stream that calls a function before each write."""
 
     def __init__(self, stream: TextIO, before: Any):
         self._stream, self._before = stream, before
@@ -129,23 +129,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: words of the command line; None: the ones of this process, which then does nothing else, so that its
-            streams and environment may be changed.
+        arguments: words of the command line, or None for those of this process. With None, the process is assumed to
+            run nothing else, so that its streams and environment may be changed.
 
     Returns:
-        The exit code: 0; 2 for a user's mistake, with one line on stderr; 3 for a run that cannot continue; as in a
-        shell, 130 for Ctrl-C, or for SIGTERM or SIGHUP once a run has saved a checkpoint, and 141 for a closed pipe.
+        The exit code: 0 for success; 2 for a user's mistake, with one line on stderr; 3 for a run that cannot continue;
+        as in a shell, 130 for Ctrl-C, or for SIGTERM or SIGHUP once a run has saved a checkpoint, and 141 for a closed
+        pipe.
     """
     try:
         options = command_line().parse_args(with_negative_values(sys.argv[1:] if arguments is None else arguments))
-    except OSError as error:  # --version prints, and stdout may be closed
+    except OSError as error:  # from --version or --help, if stdout is closed or full
         return _unwritten(error)
     if arguments is None:
         protect(["stderr", *["stdout"] * (options.command in _RESULT_IN_FILES)])
     if arguments is None and (dropped := drop_fixed(os.environ)):  # must happen before JAX is imported
         names = " and ".join(dropped)
         print(f"swift: {names} would change results and has no effect: settings alone decide them", file=sys.stderr)
-    # The user's operators may end the process. ``serve`` watches its processes itself.
+    # The user's operators may kill the process. ``serve`` monitors its processes itself.
     if arguments is None and options.command == "data" and options.action != "serve":
         what = f"data {options.action} {options.config}"
         return run_in_child(lambda running: _run(argparse.Namespace(**vars(options), running=running)), what)
@@ -156,15 +157,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     """Runs a command in this process; returns its exit code."""
-    # Ctrl-C must end the process at once: a KeyboardInterrupt inside JAX can crash or get lost. Commands that stop in
-    # order use ``swift.train.interrupt``.
+    # Ctrl-C must end the process at once: a KeyboardInterrupt inside JAX can crash or get lost. Commands that shut down
+    # gracefully use ``swift.train.interrupt``.
     previous = signal.signal(signal.SIGINT, signal.SIG_DFL), sys.unraisablehook
     sys.unraisablehook = _ignore_late_writes
-    logging.getLogger("asyncio").addFilter(_is_no_late_write)  # never removed: the lines come as the interpreter ends
-    # From an Orbax save that can start no thread; the error itself is raised.
+    logging.getLogger("asyncio").addFilter(_is_no_late_write)  # never removed: they are logged at exit
+    # The warning comes from an Orbax save that cannot start a thread; the error itself is still raised.
     warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
     try:
-        # Import the module only now: JAX takes a second, and --help, a misspelt command or `plan` should not wait.
+        # Import the module only now: JAX takes a second, and --help, a misspelled command or `plan` should not wait.
         is_long = options.command in _LONG
         with Startup(f"swift {options.command}: starting") if is_long else nullcontext():
             function = _function_of(options)
@@ -187,7 +188,7 @@ def _run(options: argparse.Namespace) -> int:
     except OSError as error:
         if options.command not in _RESULT_IN_FILES:
             return _unwritten(error)
-        if error.errno not in _UNWRITABLE:  # a bug: for these commands stdout is protected, and never fails
+        if error.errno not in _UNWRITABLE:  # a bug, since stdout is protected and never fails for these commands
             raise
         return _fail(f"{error.filename or 'a file'} cannot be written: {error.strerror}", STOPPED)
     finally:
@@ -197,9 +198,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _unwritten(error: OSError) -> int:
-    """Handles an error from stdout: prints a line, unless the reader has closed the pipe, and returns the exit code.
+    """Handles an error from stdout: prints a line unless the reader closed the pipe, and returns the exit code.
 
-    Output that Python still flushes as the process ends is discarded. Errors from other files are raised.
+    Output that Python would still flush as the process exits is discarded. Errors from other files are raised.
     """
     is_closed = isinstance(error, BrokenPipeError)
     if not is_closed and (error.filename is not None or error.errno not in _UNWRITABLE):
@@ -209,10 +210,10 @@ def _unwritten(error: OSError) -> int:
 
 
 def _why_jax_does_not_start() -> SettingError | None:
-    """Returns the user's mistake if JAX finds no devices of the requested platform; None if it does.
+    """Returns an error for the user if JAX finds no devices of the requested platform, or None if it does.
 
-    JAX raises this wherever a command first needs devices, without an exception class of its own. For CUDA without a
-    GPU it is an AssertionError without a text.
+    JAX raises wherever a command first needs devices, and has no exception class for this case. For CUDA without a GPU,
+    it raises an AssertionError without a message.
     """
     if "jax" not in sys.modules:
         return None
@@ -238,17 +239,17 @@ def _function_of(options: argparse.Namespace) -> str:
 
 
 def _ignore_late_writes(unraisable: Any) -> None:
-    """Reports exceptions that no caller can catch, except the ones of file writes that end after a failed save.
+    """Reports exceptions that no caller can catch, except those of file writes that complete after a failed save.
 
-    Orbax 0.12.8 closes its event loop at the first write that fails. TensorStore still completes the other writes, and
-    prints a traceback for each. The failure itself is raised, and the next save removes the written files.
+    Orbax 0.12.8 closes its event loop at the first failed write. TensorStore still completes the other writes, and
+    prints a traceback for each. The failure itself is raised, and the next save removes the files that were written.
     """
     if not (isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"):
         sys.__unraisablehook__(unraisable)
 
 
 def _is_no_late_write(record: logging.LogRecord) -> bool:
-    """Filters asyncio's log: drops lines on Orbax writes that failed after a first one, whose error is raised."""
+    """Filters asyncio's log: drops lines about Orbax writes that failed after the first, whose error is raised."""
     text = record.getMessage()
     return not ("exception was never retrieved" in text and "orbax" in text)
 

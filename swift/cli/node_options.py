@@ -1,4 +1,4 @@
-"""Reads the number of nodes, this node's number and its listening address, from options, Slurm or Kubernetes."""
+"""Reads the number of nodes, this node's index and its listening address from options, Slurm or Kubernetes."""
 
 import ipaddress
 import socket
@@ -12,14 +12,14 @@ _TASKS = "SLURM_STEP_NUM_TASKS"
 
 
 def node_count(options: Namespace, environment: Mapping[str, str]) -> int:
-    """Returns the number of nodes, from the command line or else from Slurm; one if neither gives it.
+    """Returns the number of nodes from the command line or else from Slurm; 1 if neither gives it.
 
     Args:
         options: options ``nodes``, ``node`` and ``listen``.
-        environment: environment variables, where ``srun`` gives its number of tasks.
+        environment: environment variables, in which ``srun`` gives its number of tasks.
 
     Raises:
-        SettingError: the number is below one, or it is one and an option for several nodes is set.
+        SettingError: the number is below 1, or it is 1 and an option for several nodes is set.
     """
     count = options.nodes if options.nodes is not None else _number(environment, _TASKS) or 1
     check_count("--nodes", count, least=1)
@@ -30,15 +30,15 @@ def node_count(options: Namespace, environment: Mapping[str, str]) -> int:
 
 
 def own_node(options: Namespace, environment: Mapping[str, str], count: int) -> int:
-    """Returns this node's number, from 0, given by the command line or else by Slurm or Kubernetes.
+    """Returns this node's 0-based index, from the command line or else from Slurm or Kubernetes.
 
     Args:
         options: option ``node``.
-        environment: environment variables, where ``srun`` numbers its tasks and an indexed Kubernetes job its pods.
+        environment: environment variables, in which ``srun`` or an indexed Kubernetes job gives this node's index.
         count: number of nodes.
 
     Raises:
-        SettingError: the number is not given, or out of range.
+        SettingError: the index is not given or out of range.
     """
     index = _number(environment, "SLURM_PROCID" if _number(environment, _TASKS) else "JOB_COMPLETION_INDEX")
     node = options.node if options.node is not None else index
@@ -50,7 +50,7 @@ def own_node(options: Namespace, environment: Mapping[str, str], count: int) -> 
 
 
 def listening_address(text: str | None) -> tuple[str, int]:
-    """Returns the address and port of ``--listen``; without it, this machine's own address, and port 0 for any.
+    """Returns the (address, port) of ``--listen``, by default this machine's own address and port 0, meaning any port.
 
     Raises:
         SettingError: the value is not an address, or other nodes cannot reach it.

@@ -1,7 +1,7 @@
 """An elastic run's machines, the platform of its processes, and the command lines that start them.
 
-The supervisor must not create a backend on accelerators, which would take the devices from the workers: to find out
-what JAX can use, it starts another process.
+The supervisor must not create a backend on accelerators, which would take the devices from the workers. It starts
+another process to determine which devices JAX can use.
 """
 
 import ipaddress
@@ -30,13 +30,13 @@ from swift.mesh.process_group import LOOPBACK
 from swift.typed import SourceText
 
 _BACKLOG = 1024
-"""Connections that may wait to be accepted, the ``backlog`` of the listening socket."""
+"""``backlog`` of the listening socket: the number of connections that may wait to be accepted."""
 _SILENCE = 3.0
-"""Other nodes give up the first node after this many heartbeat limits of silence; it gives them up after one."""
+"""Number of heartbeat limits of silence after which other nodes give up the first node, which allows them only one."""
 
 _SEE = "see swift doctor --host"
 _CONNECTING_S, _DYING_S = 150.0, 60.0
-"""More than all processes need to create their backends, and more than a driver needs to end a process."""
+"""Time limits on accelerators: creating the backends, and terminating a process, take less than this."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Nodes:
 
     Attributes:
         count: number of machines.
-        own_node: number of this machine, from 0. Node 0 runs the supervisor and the shared services.
+        own_node: 0-based index of this machine. Node 0 runs the supervisor and the shared services.
         host: address at which node 0 listens; other nodes find it through the run directory.
-        port: port at which node 0 listens; 0: any.
+        port: port at which node 0 listens, or 0 for any free port.
     """
 
     count: int = 1
@@ -56,7 +56,7 @@ class Nodes:
     port: int = 0
 
     def node_of(self, index: int, num_processes: int) -> int:
-        """Returns the node of a process. Consecutive processes share a node, so that pipelines stay together.
+        """Returns the node of a process. Consecutive processes share a node, which keeps pipelines together.
 
         >>> [Nodes(count=2).node_of(index, 6) for index in range(6)]
         [0, 0, 0, 1, 1, 1]
@@ -80,14 +80,14 @@ class Nodes:
 
 
 def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
-    """Returns the nodes of a run, from the command line or else from Slurm or Kubernetes.
+    """Returns the nodes of a run from the command line, or else from Slurm or Kubernetes.
 
     Args:
         options: options ``nodes``, ``node``, ``listen``, ``insecure_network``, ``processes`` and ``run_dir``.
-        environment: environment variables, where ``srun`` numbers its tasks and an indexed Kubernetes job its pods.
+        environment: environment variables, in which ``srun`` or an indexed Kubernetes job gives this node's index.
 
     Raises:
-        SettingError: options contradict each other, or the network would be used without permission.
+        SettingError: options are missing or contradict each other, or the network is not declared trusted.
     """
     count = node_count(options, environment)
     if count > options.processes:
@@ -116,12 +116,13 @@ class ProcessCommands:
         processes: all processes of the run.
         nodes: machines of the run.
         by_rank: whether each expert rank is a process of its own, rather than each worker.
-        memory_checkpoint_every: iterations between copies of the state for restarted processes; 0: no copies.
+        memory_checkpoint_every: iterations between in-memory copies of the state for restarted processes; 0 for none.
         forming_s: the run's ``Deadlines.forming``, in seconds.
-        platform: kind of accelerators; None: processes compute on CPUs.
+        platform: type of accelerator, or None if processes compute on CPUs.
         devices_per_process: number of devices of each process.
-        init_from: directory of a run or model whose weights this run begins with; None: random weights.
-        init_config: gin file with the user's own classes that the other run needs; None: this run's file has them.
+        init_from: directory of a run or model that provides the initial weights, or None for random weights.
+        init_config: gin file with the user's own classes that the run or model in ``init_from`` needs, or None if this
+            run's file defines them.
     """
 
     scratch: RunFiles
@@ -136,7 +137,7 @@ class ProcessCommands:
     init_config: Path | None = None
 
     def node(self, child: Hashable) -> int:
-        """Returns the node of a process or its incarnation; 0 for the services, which run on the first node."""
+        """Returns the node of a process or one of its incarnations; 0 for the services, which run on the first node."""
         process = child.process if isinstance(child, Member) else child
         if process not in self.processes:
             return 0
@@ -167,11 +168,11 @@ class ProcessCommands:
 
 
 class NodeListener:
-    """The socket at which other nodes connect to the first one; a run on one node has none.
+    """The socket on which the first node accepts connections from the others; a single-node run has none.
 
     Args:
         nodes: nodes of the run.
-        listener: listening socket; None on a single node.
+        listener: listening socket, or None on a single node.
     """
 
     def __init__(self, nodes: Nodes, listener: socket.socket | None):
@@ -201,14 +202,14 @@ class NodeListener:
         deadlines: Deadlines,
         environment: Mapping[str, str],
     ) -> Iterator[Children]:
-        """Yields the object that starts and ends processes on all nodes; on exit, ends all processes.
+        """Yields the object that starts and terminates processes on all nodes; on exit, terminates all processes.
 
         Args:
             run_dir: run directory, through which the other nodes find this one.
             scratch: files that all processes share.
-            node_of: returns the node of a process.
+            node_of: returns the index of a process's node.
             deadlines: time limits of the run.
-            environment: environment variables of processes on this node.
+            environment: environment variables for processes on this node.
         """
         if self._listener is None:
             with LocalChildren(environment, scratch.memory) as children:
@@ -239,8 +240,8 @@ class Platform:
     """The devices that a run computes on, with the options that depend on them.
 
     Attributes:
-        accelerator: kind of accelerators; None: processes compute on CPUs.
-        recovery: how the run recovers from a death.
+        accelerator: type of accelerator, or None if processes compute on CPUs.
+        recovery: how the run recovers after a process dies, ``live`` or ``restart``.
         prepare: whether programs are compiled in advance: ``next`` or ``none``.
     """
 
@@ -256,13 +257,13 @@ class Platform:
         recovery: Recovery | None,
         prepare: Literal["none", "next"] | None,
     ) -> Self:
-        """Returns the platform of a run, with defaults for options that are not set.
+        """Returns the platform of a run, with platform-specific defaults for options that are not set.
 
         Args:
             name: value of ``--platform``.
             experiment: settings of the run.
-            recovery: value of ``--recovery``; None: not set.
-            prepare: value of ``--prepare``; None: not set.
+            recovery: value of ``--recovery``, or None if not set.
+            prepare: value of ``--prepare``, or None if not set.
 
         Raises:
             SettingError: the platform does not support the experiment or an option.
@@ -288,11 +289,11 @@ class Platform:
 
     @property
     def deadlines(self) -> Deadlines:
-        """Default time limits; longer on accelerators, where drivers take their time to open and release devices."""
+        """Default time limits; longer on accelerators, whose drivers are slow to open and release devices."""
         return Deadlines() if self.accelerator is None else Deadlines(forming=_CONNECTING_S, dying=_DYING_S)
 
     def environment(self, user_environment: Mapping[str, str], num_nodes: int) -> dict[str, str]:
-        """Returns the environment for processes; on one node NCCL uses the loopback device by default.
+        """Returns the environment for processes; on a single node, NCCL uses the loopback interface by default.
 
         Args:
             user_environment: the user's environment variables, which take precedence.
@@ -313,8 +314,8 @@ class Platform:
         Args:
             num_here: number of processes on this node.
             devices_per_process: number of devices of each process.
-            ask: starts JAX in another process and returns its devices.
-            chips: finds the TPU chips of this node, without JAX, which would wait for the other hosts of the slice.
+            ask: starts JAX in another process and describes its devices.
+            chips: lists the TPU chips of this node. It does not use JAX, which would wait for the slice's other hosts.
         """
         if self.accelerator == "tpu":
             if num_here != 1:

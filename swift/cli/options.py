@@ -1,6 +1,6 @@
 """Defines all commands and their options.
 
-Options that several commands share come first, then the ones of single commands, then the parser. This module imports
+Options shared by several commands come first, then those of single commands, then the parser. This module imports
 nothing large: a command's own module is imported when the command runs.
 """
 
@@ -18,14 +18,14 @@ _INSTEAD = {
     "help": "--help",
     "version": "--version",
 }
-"""Words that users may try as commands, and the command line that does what they mean."""
+"""Words that users may try as commands, each with the command line to suggest instead."""
 
 
 def _add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Adds ``--deadline``.
 
     Args:
-        parser: parser of a command.
+        parser: parser of the command.
         meaning: names and meanings of the deadlines, for ``--help``.
     """
     parser.add_argument(
@@ -39,7 +39,7 @@ def _add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 
 def _add_stopping(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--deadline`` for a run in one process, which has only one deadline."""
+    """Adds ``--deadline`` for a run in one process, whose only deadline is ``stopping``."""
     _add_deadlines(parser, "stopping (from Ctrl-C or SIGTERM to the end of the process, with a checkpoint)")
 
 
@@ -77,7 +77,7 @@ def _add_input_hosts(parser: argparse.ArgumentParser, *, has_network: bool = Fal
     """Adds the options for input hosts.
 
     Args:
-        parser: parser of a command.
+        parser: parser of the command.
         has_network: whether the parser already has ``--insecure-network``.
     """
     parser.add_argument(
@@ -103,7 +103,7 @@ def _add_key(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_insecure_network(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--insecure-network``, for samples and the hosts of a run."""
+    """Adds ``--insecure-network``, for connections to input hosts and between the hosts of a run."""
     parser.add_argument(
         "--insecure-network",
         action="store_true",
@@ -112,7 +112,12 @@ def _add_insecure_network(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_prepare(parser: argparse.ArgumentParser, *, depends_on: str = "") -> None:
-    """Adds ``--prepare``; the default is None if it depends on other options, which the help then explains."""
+    """Adds ``--prepare``.
+
+    Args:
+        parser: parser of the command.
+        depends_on: text for ``--help`` on how the default depends on other options; if set, the default is None.
+    """
     parser.add_argument(
         "--prepare",
         choices=["none", "next"],
@@ -123,7 +128,7 @@ def _add_prepare(parser: argparse.ArgumentParser, *, depends_on: str = "") -> No
 
 
 def _add_config(parser: argparse.ArgumentParser, name: str = "--config", run: str = "the run") -> None:
-    """Adds an option for a gin file with the user's own classes that a run was trained with, such as ``--config``."""
+    """Adds an option, by default ``--config``, for a gin file with the user's own classes that a run needs."""
     parser.add_argument(
         name,
         type=path_of,
@@ -146,7 +151,7 @@ def _add_expert_ranks(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for settings, the run directory, and the format of the result."""
+    """Adds ``--set``, ``--run-dir`` and ``--format``."""
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
     parser.add_argument("--run-dir", type=path_of, metavar="DIR", help="default: a new directory under runs/")
     parser.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
@@ -267,7 +272,7 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _add_compile(commands: Any) -> None:
-    """Adds ``swift compile``, and the hidden command that it starts for each configuration."""
+    """Adds ``swift compile``, and the hidden command ``compiler`` that it starts for each configuration."""
     compile_for = commands.add_parser(
         "compile",
         help="compile an experiment's step for a pod without one",

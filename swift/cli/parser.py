@@ -1,4 +1,4 @@
-"""An argument parser whose errors are one line each and suggest the nearest known word."""
+"""An argument parser with one-line error messages that suggest the nearest known word."""
 
 import argparse
 import difflib
@@ -20,12 +20,12 @@ _CHOICE = re.compile(r"(.*invalid choice: ('[^']*'|\S+)) \(choose from (.*)\)", 
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Argument parser for the command line or for one command, with suggestions in its error messages.
+    """Argument parser for the whole command line or for one command, with suggestions in its error messages.
 
     Attributes:
-        hidden: commands that are understood but never suggested.
-        instead: for words that are not commands, the command that does what the user probably means.
-        commands: parsers of the commands, by name.
+        hidden: commands that are accepted but never suggested.
+        instead: maps words that are not commands to the command line that the user probably means.
+        commands: parsers of the commands by name.
     """
 
     hidden: Collection[str] = ()
@@ -34,17 +34,17 @@ class OneLineParser(argparse.ArgumentParser):
     _first = ""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses arguments; rejects unknown ones, and suggests the nearest option."""
+        """Parses arguments; for an unknown one, exits with an error that suggests the nearest option."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown, [self, *filter(None, [self.commands.get(options.command)])])
         return options
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses arguments, and remembers the first one for ``error``.
+        """Parses known arguments, and stores the first one for ``error``.
 
-        If an unknown option comes first and an argument is missing, the unknown option is the mistake to report;
-        argparse would report the missing argument.
+        If the first argument is an unknown option and a required argument is missing, the unknown option is the mistake
+        to report; argparse would report the missing argument.
         """
         first = next(iter(sys.argv[1:] if args is None else args), "")
         self._first = first if first.startswith("--") else ""
@@ -58,17 +58,17 @@ class OneLineParser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; {near}" if near else ""))
 
     def print_help(self, file: Any = None) -> None:
-        """Prints the help; raises OSError if it cannot be written, which argparse's own function ignores."""
+        """Prints the help; raises OSError if it cannot be written, an error that argparse itself ignores."""
         print(self.format_help(), end="", file=file)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Ends the process, once what --help or --version has printed is written; raises OSError if it cannot be."""
+        """Exits after flushing the output of --help or --version; raises OSError if it cannot be written."""
         if sys.stdout is not None:
             sys.stdout.flush()
         super().exit(status, message)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with exit code 2 and one line on stderr, with a suggestion."""
+        """Exits with code 2 after printing one line on stderr, with a suggestion if there is one."""
         first, self._first = self._first.partition("=")[0], ""
         if (
             first
@@ -91,12 +91,12 @@ def _options(parsers: Sequence[argparse.ArgumentParser]) -> list[str]:
 
 
 class ShowVersion(argparse.Action):
-    """Prints the versions of Swift, JAX and Python, and ends the process."""
+    """Prints the versions of Swift, JAX and Python, and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
     ) -> NoReturn:
-        """Looks up the versions only now, when they are requested."""
+        """Looks up the versions only when they are requested."""
         del namespace, values, option_string
         print(f"swift-moe {__version__} (jax {_version('jax')}, Python {platform.python_version()})")
         parser.exit()
@@ -105,9 +105,9 @@ class ShowVersion(argparse.Action):
 def path_of(text: str) -> Path:
     """Converts an option's value to a path; rejects an empty name, a URL, and a name too long for the file system."""
     if not text:
-        # ``Path("")`` would be the working directory.
+        # ``Path("")`` would mean the working directory.
         raise argparse.ArgumentTypeError("'': must name a file or a directory")
-    if _URL.match(text):  # as a path it would be a directory named `gs:`, with subdirectories
+    if _URL.match(text):  # as a path, it would mean a directory named, for example, `gs:`
         raise argparse.ArgumentTypeError(f"{text!r}: is a URL; only files and directories of this machine are used")
     try:
         os.lstat(text)
@@ -118,27 +118,27 @@ def path_of(text: str) -> Path:
 
 
 def with_suggestion(error: SettingError) -> str:
-    """Returns the line for an error; if the error lists choices, with the one nearest to the given value."""
+    """Returns the message of an error; if the error lists choices, appends the one nearest to the given value."""
     listed = re.search(r"\bone of ([\w-]+(?:, [\w-]+)+)$", error.allowed)
     near = _did_you_mean(str(error.value).partition("=")[0], listed[1].split(", ")) if listed else ""
     return f"{error}; {near}" if near else str(error)
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns ``did you mean WORD?`` with the nearest known word; empty if none is near.
+    """Returns ``did you mean WORD?`` with the nearest known word, or an empty string if none is near.
 
     >>> _did_you_mean("trian", ["train", "plan"])
     'did you mean train?'
     >>> _did_you_mean("--steps", ["--set", "--run-dir"])
     ''
     """
-    names = {name.lower().lstrip("-"): name for name in known}  # compared with dashes, all options would be near
+    names = {name.lower().lstrip("-"): name for name in known}  # with their dashes, all options would look similar
     near = difflib.get_close_matches(word.lower().lstrip("-"), names, n=1)
     return f"did you mean {names[near[0]]}?" if near else ""
 
 
 def with_negative_values(arguments: Sequence[str]) -> list[str]:
-    """Joins options and negative values with ``=``, since argparse would take such a value for another option.
+    """Joins options and their negative values with ``=``; argparse would mistake such a value for another option.
 
     >>> with_negative_values(["simulate", "--mtbf", "-10m", "--seed", "1"])
     ['simulate', '--mtbf=-10m', '--seed', '1']

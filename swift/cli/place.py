@@ -1,4 +1,4 @@
-"""``swift place``: places experts on ranks by their loads; prints text or JSON, writes an array, draws a picture."""
+"""``swift place``: places experts on ranks by load; prints text or JSON, writes an array, draws a picture."""
 
 import argparse
 import io
@@ -21,13 +21,13 @@ from swift.files import read_regular, replace_file
 _KNOWN: tuple[PlacementPolicy, ...] = (Packed(), MinMax(), Symi(), Static())
 _POLICIES = {policy.name: policy for policy in _KNOWN}
 _COLUMNS = {"before": "static", "after": "", "split": "best split"}
-"""Column headings of the loads that are shown; the empty one stands for the name of the policy."""
+"""Maps each load that is shown to its column heading; the policy's name replaces the empty heading."""
 _MOST_SLOTS = 1 << 20
 _SETTINGS = {"ExpertConfig.slots_per_rank": "--slots", "loads": "LOADS.npy"}
 
 
 def place(options: argparse.Namespace) -> None:
-    """``swift place LOADS.npy --ranks 64 --slots 6``."""
+    """Runs ``swift place LOADS.npy``, for example with ``--ranks 64 --slots 6``."""
     for name in ("ranks", "slots"):
         check_count(f"--{name}", getattr(options, name), least=1)
     if options.ranks * options.slots > _MOST_SLOTS:
@@ -74,7 +74,7 @@ def _as_written(error: SettingError) -> SettingError:
 def _read(path: Path) -> np.ndarray:
     try:
         return check_loads(np.lib.format.read_array(io.BytesIO(read_regular(path)), allow_pickle=False))
-    except Exception as error:  # NumPy raises many kinds: a header may be invalid, or larger than the memory
+    except Exception as error:  # NumPy raises many types: a header may be invalid, or claim more than the memory
         if isinstance(error, SettingError):
             raise SettingError(error.setting, str(path), f"has {error.value}, and {error.allowed}") from error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "is not an array in .npy format"
@@ -89,7 +89,7 @@ def _write(option: str, path: Path, content: bytes) -> None:
 
 
 def _uneven(load_N: np.ndarray) -> float:
-    """Returns the largest load over the mean; 1 if all loads are zero."""
+    """Returns the ratio of the largest load to the mean, or 1 if all loads are zero."""
     return float(load_N.max() / load_N.mean()) if load_N.any() else 1.0
 
 

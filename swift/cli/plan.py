@@ -1,7 +1,8 @@
-"""``swift plan``: plans the schedule of a topology with failures; prints text, draws it, or writes JSON.
+"""``swift plan``: plans a schedule for a topology with failures, and writes it as text, a picture or JSON.
 
-Options can cut a model into stages: ``--blocks 61 --cut 16,15,15,15``, ``--microbatches 17,17,17,13``. With ``--adapt``
-the text says what the survivors of a failure do, what moves, and after what downtime the move has paid for itself.
+Options can cut a model into stages, such as ``--blocks 61 --cut 16,15,15,15``, and distribute micro-batches among
+pipelines, such as ``--microbatches 17,17,17,13``. With ``--adapt``, the text says what the survivors of a failure do,
+what moves, and after what downtime the move pays for itself.
 """
 
 import argparse
@@ -35,9 +36,9 @@ from swift.typed import SourceText
 _FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json", ".txt": "text", "": "text"}
 _OTHER_PICTURES = (".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".html")
 _MAX_OPS = 3_000_000
-"""Operations above which a plan, its ticks and its picture take more than a few minutes."""
+"""Maximum number of operations in a plan; beyond it, planning and drawing take more than a few minutes."""
 _MAX_CELLS = 20_000_000
-"""Ticks of the window times workers above which their table takes more than a few gigabytes."""
+"""Maximum of the window's ticks times workers; beyond it, their table takes more than a few gigabytes."""
 _OPTIONS = {
     "Topology.num_pipelines": "--pipelines",
     "Topology.num_stages": "--stages",
@@ -51,7 +52,7 @@ _OPTIONS = {
     "plan store": "--store",
     "solver": "--solver",
 }
-"""Command-line options by the library's setting names, for error messages."""
+"""Maps the library's setting names to command-line options, for error messages."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class _BlockOptions:
     """The options that decide which blocks each stage holds.
 
     Attributes:
-        num_blocks: ``--blocks``; None: one chunk per stage, all of the same size.
-        cuts: ``--cut``, as written.
+        num_blocks: ``--blocks``, or None for one chunk per stage, all of the same size.
+        cuts: ``--cut`` as given, or None to cut by costs.
         embedding: ``--embedding``, time of the embedding's gradient, in units of a block.
         head: ``--head``, time of the head, in units of a block.
     """
@@ -82,7 +83,7 @@ class _BlockOptions:
             shape: for each run of consecutive blocks, in model order, the stage that holds it.
 
         Raises:
-            SettingError: there are fewer blocks than runs, a run has no block, or a cut has another number of blocks.
+            SettingError: there are fewer blocks than runs, a run has no block, or a cut does not add up to all blocks.
         """
         if self.num_blocks is None:
             for option, is_set in (("--cut", self.cuts), ("--embedding", self.embedding), ("--head", self.head)):
@@ -96,13 +97,13 @@ class _BlockOptions:
         return self._sized(sizes, self.num_blocks, topology, costs), holders
 
     def blocks(self, topology: Topology, costs: Costs) -> tuple[Chunk, ...]:
-        """Returns the costs of each block; without ``--blocks`` each stage counts as one block."""
+        """Returns the costs of each block; without ``--blocks``, each stage counts as one block."""
         if self.num_blocks is None:
             return (Chunk(),) * topology.num_stages
         return self._sized((1,) * self.num_blocks, self.num_blocks, topology, costs)
 
     def _sized(self, sizes: Sequence[int], num_blocks: int, topology: Topology, costs: Costs) -> tuple[Chunk, ...]:
-        """Returns chunks with these numbers of blocks; the first includes the embedding, the last the head."""
+        """Returns chunks with ``sizes`` blocks each; the first also has the embedding's cost, the last the head's."""
         block = topology.num_stages / num_blocks
         whole = costs.t_f + costs.t_b + costs.t_w
         more = [(0.0, 0.0) for _ in sizes]
@@ -137,10 +138,10 @@ class _BlockOptions:
 
 
 def _microbatches_of(text: str) -> int | tuple[int, ...]:
-    """Parses ``--microbatches``: one number, or one per pipeline.
+    """Parses ``--microbatches``: one number for all pipelines, or one per pipeline.
 
     Raises:
-        SettingError: the text has another form.
+        SettingError: the text is not a comma-separated list of whole numbers.
     """
     numbers = _numbers("--microbatches", text, "must be a whole number, or one for each pipeline, such as 17,17,17,13")
     return numbers[0] if len(numbers) == 1 else numbers
@@ -172,7 +173,7 @@ class AdaptedPlan:
     Attributes:
         plan: plan for the survivors.
         facts: entries of the JSON document, see ``_facts_of``.
-        planning_ms: time to choose and plan, in milliseconds.
+        planning_ms: time to choose an adaptation and plan it, in milliseconds.
     """
 
     plan: Adaptation
@@ -181,10 +182,10 @@ class AdaptedPlan:
 
 
 def _check_adapt(options: argparse.Namespace) -> None:
-    """Checks ``--adapt`` and the options that it needs or excludes.
+    """Checks ``--adapt`` and the options that it requires or excludes.
 
     Raises:
-        SettingError: the mode does not exist, or another option contradicts it.
+        SettingError: the mode does not exist, a required option is missing, or an option cannot be combined with it.
     """
     if options.adapt is None:
         if options.downtime:
@@ -212,7 +213,7 @@ def _check_adapt(options: argparse.Namespace) -> None:
 
 
 def _block_problem(options: argparse.Namespace, problem: Problem) -> BlockProblem:
-    """Returns the options' planning problem, but without failures, in terms of blocks."""
+    """Returns the failure-free version of a planning problem in terms of blocks, for ``adapt``."""
     topology = Topology(options.pipelines, options.stages)
     cut = _BlockOptions(options.blocks, options.cut, options.embedding, options.head)
     problem, number = replace(problem, failed=frozenset()), problem.num_chunks
@@ -223,7 +224,7 @@ def _block_problem(options: argparse.Namespace, problem: Problem) -> BlockProble
 
 
 def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
-    """Plans for the survivors with ``--adapt``, and collects the facts to print."""
+    """Plans for the survivors as ``--adapt`` requests, and collects the facts to print."""
     work, failed = _block_problem(options, problem), problem.failed
     downtime_s = seconds_of("--downtime", options.downtime) if options.downtime else math.inf
     started = time.perf_counter()
@@ -245,14 +246,15 @@ def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
 def _facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: float) -> dict[str, Any]:
     """Returns the entries of the JSON document that describe a plan.
 
-    - ``adapt``: the mode that was chosen.
-    - ``blocks_of_worker``: first block and end (with ``--solver v``, a pair for each run); null for an idle worker.
-    - ``position_of_worker``: the new place of each worker that takes another's place.
+    - ``adapt``: the chosen mode.
+    - ``blocks_of_worker``: (first block, end) of each worker (with ``--solver v``, a pair for each run); null for an
+      idle worker.
+    - ``position_of_worker``: the new position of each worker that takes another's place.
     - ``microbatches_of_pipeline``: number of micro-batches of each pipeline.
     - ``throughput``, ``reroute_throughput``, ``ideal_throughput``: relative to the zero-bubble plan without a failure.
-      With ``--solver lockstep`` this plan is in lockstep, too; with ``--solver v`` it is the plan of that solver.
-    - ``moved_bytes``, ``move_s``: size and duration of the move.
-    - ``pays_after_s``: downtime after which the move pays; null if it never does.
+      With ``--solver lockstep`` that reference is also in lockstep; with ``--solver v`` it is planned by ``v``.
+    - ``moved_bytes``, ``move_s``: size of the move in bytes, and its duration in seconds.
+    - ``pays_after_s``: downtime in seconds after which the move pays for itself; null if it never does.
     """
     without = fault_free(plan.work, in_lockstep=plan.in_lockstep).period
     return {
@@ -276,7 +278,7 @@ def _facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: 
 
 
 def _adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
-    """Yields the lines of text on an adapted plan."""
+    """Yields lines of text that describe an adapted plan."""
     facts = adapted.facts
     what = {
         "reroute": "re-routing, nothing moves",
@@ -301,7 +303,7 @@ def _adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
 
 
 def _blocks(runs: Sequence[tuple[int, int]], *, in_v: bool) -> list[Any] | None:
-    """Returns (first block, end) of a worker; in a V schedule a pair for each run; None if it has no block."""
+    """Returns a worker's (first block, end), in a V schedule a pair for each run, or None if it has no block."""
     if not runs:
         return None
     return [list(run) for run in runs] if in_v else list(runs[0])
@@ -312,7 +314,7 @@ def _percent(share: float) -> str:
 
 
 def plan(options: argparse.Namespace) -> None:
-    """``swift plan --pipelines D --stages P --microbatches M``."""
+    """Runs ``swift plan --pipelines D --stages P --microbatches M``."""
     form = _format(options)
     with renamed_errors(lambda error: _translate(error, options)):
         _check_adapt(options)
@@ -346,7 +348,7 @@ def plan(options: argparse.Namespace) -> None:
 
 @dataclass
 class _Timed:
-    """Wraps a planner: measures its time, counts its calls, and prints each of its warnings as one line."""
+    """Wraps a planner to measure its total time, count its calls, and print each of its warnings as one line."""
 
     planner: Callable[[Problem], Schedule]
     elapsed_ms: float = 0.0
@@ -415,7 +417,7 @@ def _store(options: argparse.Namespace) -> PlanStore | None:
 
 
 def _prepare(options: argparse.Namespace, problem: Problem, store: PlanStore | None) -> int:
-    """Plans and stores all configurations with up to ``--prepare`` failures that are not in the store yet.
+    """Plans all configurations with up to ``--prepare`` failures that are not yet in the store, and stores them.
 
     Returns:
         The number of new plans.
@@ -450,7 +452,7 @@ def _plans(options: argparse.Namespace, problem: Problem, num_new: int) -> str:
 
 
 def _format(options: argparse.Namespace) -> str:
-    """Returns the output format, which ``--out`` may imply, and checks the options for output before planning."""
+    """Returns the output format, which the suffix of ``--out`` may imply; checks the output options before planning."""
     out, form = options.out, options.format
     suffix = out.suffix.lower() if out else ""
     if suffix in _OTHER_PICTURES or (form is None and suffix not in _FORMATS_BY_SUFFIX and not _is_special(out)):
@@ -485,10 +487,10 @@ def _drawn(form: str, schedule: Schedule, out: Path | None) -> bytes | str:
 
 
 def _text(schedule: Schedule, lines: Sequence[str], out: Path | None) -> str:
-    """Returns the plan as text: with colours and in full width for a terminal, without colours for a file."""
+    """Returns the plan as text: in color on a terminal, without color in a file."""
     console = Console(highlight=False, force_terminal=None if out is None else False)
     chart = draw_chart(schedule, console.width, ascii_only=out is None and console.options.ascii_only)
-    # Captured and written later, since rich would end the process if a pipe is closed.
+    # Captured and written later, since rich would exit the process if a pipe is closed.
     with console.capture() as captured:
         for line in (*lines, chart):
             console.print(line, soft_wrap=True, markup=False)

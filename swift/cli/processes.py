@@ -1,12 +1,12 @@
-"""Runs a command in a child process, so that any death of it gives one line and an exit code.
+"""Runs a command in a child process, so that its death for any reason yields one line and an exit code.
 
-No code in a process can report that something has killed it or called ``os._exit``. So the command runs in a forked
+A process cannot report that something killed it or called ``os._exit``. The command therefore runs in a forked
 child, and the parent, which has not imported anything large yet, reports its death.
 
-- ``run_in_child`` runs a command that calls the user's operators. Its threads note the names of the operators in shared
-  memory, which the parent reads after the child's death.
-- ``run_supervised`` runs one of the processes of a run on several hosts. JAX aborts a process, with a page of text, if
-  it cannot join the other hosts, or if one of them is dead or silent.
+- ``run_in_child`` runs a command that calls the user's operators. Its threads record the names of the operators in
+  shared memory, which the parent reads after the child dies.
+- ``run_supervised`` runs one of the processes of a run on several hosts. JAX aborts a process, printing a page of text,
+  if it cannot join the other hosts, or if one of them is dead or silent.
 
 The parent forwards signals to the child, and the child does not outlive the parent.
 """
@@ -35,7 +35,7 @@ _REASONS = {
     "INVALID_ARGUMENT": "host 0 expects fewer hosts; all of them need the same --num-hosts",
     "DEADLINE_EXCEEDED": "not all hosts have joined in time; host 0 has to be reachable there, and each host started",
 }
-"""Reasons why a host could not join, by the status in JAX's message."""
+"""Maps the status in JAX's error message to the reason why a host could not join."""
 _MAX_WHY = 300
 
 _NAME_BYTES, _NUM_SLOTS = 128, 256
@@ -46,8 +46,8 @@ class ParentLink:
     """The child's link to its parent.
 
     Attributes:
-        joined: pipe to which a byte is written once this host has joined the others.
-        stderr_file: file that gets the output on stderr until then, from which the parent finds the cause of a failure.
+        joined: write end of a pipe; a byte is written to it once this host has joined the others.
+        stderr_file: file that receives stderr until then; the parent reads the cause of a failure from it.
     """
 
     joined: int
@@ -55,7 +55,7 @@ class ParentLink:
 
     @contextmanager
     def joining(self) -> Iterator[None]:
-        """Context for joining the other hosts: diverts stderr, and tells the parent on success."""
+        """Context for joining the other hosts: redirects stderr to a file, and notifies the parent on success."""
         sys.stderr.flush()
         stderr = os.dup(2)
         os.dup2(self.stderr_file.fileno(), 2)
@@ -68,7 +68,7 @@ class ParentLink:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Context in which nothing reaches stdout, since gloo prints a line there for each group of devices."""
+        """Context that discards stdout, since gloo prints a line there for each group of devices."""
         sys.stdout.flush()
         stdout = os.dup(1)
         with open(os.devnull, "w") as nothing:
@@ -82,15 +82,15 @@ class ParentLink:
 
 
 def run_supervised(run: Callable[[ParentLink], int], options: argparse.Namespace) -> int:
-    """Runs a command of a run on several hosts in a child process, and waits for it.
+    """Runs one host's command of a multi-host run in a child process, and waits for it.
 
     Args:
-        run: runs the command in the child, and returns an exit code.
+        run: runs the command in the child and returns an exit code.
         options: options of the command.
 
     Returns:
-        The exit code of the child. With a line on stderr: 2 if it could not join the other hosts, 3 if it or another
-        host has died.
+        The exit code of the child. If the child died before it exited: 130 after a signal that this process forwarded;
+        otherwise, with a line on stderr, 2 if it could not join the other hosts, or 3 if it or another host died.
     """
     watch, alive = os.pipe()
     reader, writer = os.pipe()
@@ -129,7 +129,7 @@ def run_supervised(run: Callable[[ParentLink], int], options: argparse.Namespace
 
 
 def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -> NoReturn:
-    """Runs the command in the child, and ends the process with its exit code."""
+    """Runs the command in the child, and exits with the command's exit code."""
     _follow_parent(watch)
     code = STOPPED
     try:
@@ -153,12 +153,12 @@ def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -
 
 
 def _follow_parent(watch: int) -> None:
-    """Makes this child get signals only from its parent, and end with it.
+    """Makes this child process receive the terminal's signals only through its parent, and end with its parent.
 
     Args:
         watch: read end of a pipe whose only write end is in the parent, so that the pipe closes when the parent dies.
     """
-    os.setpgid(0, 0)  # so that the terminal's Ctrl-C comes only once, from the parent
+    os.setpgid(0, 0)  # so that the terminal's Ctrl-C arrives only once, from the parent
     threading.Thread(target=_end_with_parent, args=(watch,), name="parent", daemon=True).start()
 
 
@@ -168,7 +168,7 @@ def _end_with_parent(watch: int) -> None:
 
 
 def _wait_for(child: int) -> tuple[int, bool]:
-    """Waits for the child and forwards signals to it; returns its status, and whether there was a signal."""
+    """Waits for the child and forwards signals to it; returns (its wait status, whether a signal was forwarded)."""
     passed: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
@@ -185,7 +185,7 @@ def _wait_for(child: int) -> tuple[int, bool]:
 
 
 def _advice(options: argparse.Namespace) -> str:
-    """Returns advice to the user: what is saved, and how to continue."""
+    """Returns advice for the user: which checkpoint is kept, and how to continue."""
     from swift.checkpoint.manifest import checkpoint_steps, committed_steps
 
     how = f"continue with --run-dir {options.run_dir} --resume on the hosts that are left"
@@ -206,8 +206,8 @@ def _own(options: argparse.Namespace) -> str:
 class RunningNames:
     """The name of the operator that each thread runs, in memory shared between a process and its later children.
 
-    A note costs about a microsecond. Long names are cut. With more than 256 threads some lose their note, as do threads
-    of an operator that forks and runs operators itself.
+    Recording a name takes about a microsecond. Names longer than 128 bytes are truncated. With more than 256 threads,
+    some overwrite each other's names. The same happens if an operator forks and its children run operators.
     """
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class RunningNames:
         self._own, self._numbers = threading.local(), itertools.count()
 
     def note(self, name: str) -> None:
-        """Notes the operator that this thread runs from now on; an empty name means none."""
+        """Records the operator that this thread runs from now on; an empty name means none."""
         try:
             begin = self._own.begin
         except AttributeError:
@@ -223,7 +223,7 @@ class RunningNames:
         self._memory[begin : begin + _NAME_BYTES] = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
 
     def names(self) -> list[str]:
-        """Returns the names of all running operators, sorted and without repetition."""
+        """Returns the names of all running operators, sorted and without duplicates."""
         begins = range(0, len(self._memory), _NAME_BYTES)
         encoded = {self._memory[begin : begin + _NAME_BYTES].rstrip(b"\0") for begin in begins}
         return sorted(name.decode(errors="ignore") for name in encoded if name)
@@ -232,15 +232,15 @@ class RunningNames:
 def run_in_child(run: Callable[[RunningNames], int], what: str) -> int:
     """Runs a command that calls the user's operators in a child process, and waits for it.
 
-    Like ``os.fork`` this returns in both processes; in the child, with the exit code.
+    Like ``os.fork``, it returns in both processes; in the child, with the command's exit code.
 
     Args:
-        run: runs the command in the child, notes the operators that it runs, and returns an exit code.
+        run: runs the command in the child, records the operators that it runs, and returns an exit code.
         what: name of the command, for the error line.
 
     Returns:
-        The exit code of the child; 128 + N if it ended by signal N that the parent forwarded; 3, with a line on stderr,
-        if something else ended it early.
+        The exit code of the child; 128 + N if it was killed by signal N after the parent forwarded a signal; 3, with a
+        line on stderr, if something else ended it early.
     """
     running = RunningNames()
     watch, alive = os.pipe()
@@ -252,12 +252,12 @@ def run_in_child(run: Callable[[RunningNames], int], what: str) -> int:
         _follow_parent(watch)
         try:
             return run(running)
-        finally:  # tells the parent that the command has ended by itself, also by SystemExit or an error
+        finally:  # tells the parent that the command ended by itself, which includes SystemExit and errors
             os.write(writer, b"+")
     os.close(watch)
     os.close(writer)
     (status, was_signalled), is_whole = _wait_for(child), False
-    # Do not wait for the end of the pipe: a process that an operator has left behind may hold the write end open.
+    # Do not read until end of file: a process that an operator left behind may hold the write end open.
     os.set_blocking(reader, False)
     with suppress(BlockingIOError):
         is_whole = bool(os.read(reader, 1))
@@ -273,7 +273,7 @@ def run_in_child(run: Callable[[RunningNames], int], what: str) -> int:
 
 
 def _who(names: list[str]) -> str:
-    """Returns a clause on who may have ended the process; it is never certain, even if only one operator ran."""
+    """Returns a clause on what may have ended the process, which is never certain, even if only one operator ran."""
     if not names:
         return "while no operator ran: by what reads the source, by what an operator has left behind, or from outside"
     if len(names) == 1:

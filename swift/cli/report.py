@@ -1,6 +1,6 @@
-"""``swift report``: writes a page on one or more runs; also prints the results of runs that have just ended.
+"""``swift report``: writes an HTML page on one or more runs; also prints the results of runs that just ended.
 
-Commands that run an experiment import this module only at the end.
+Commands that run an experiment import this module only at the end of the run.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from swift.topology import Topology
 
 
 def report(options: argparse.Namespace) -> None:
-    """``swift report RUN_DIR ...``."""
+    """Runs ``swift report RUN_DIR ...``."""
     runs = [read_run(path) for path in options.run_dirs]
     page = options.out or options.run_dirs[0] / "report.html"
     check_output("--out", page, PAGE)
@@ -34,12 +34,12 @@ def report(options: argparse.Namespace) -> None:
 
 
 def show_run(run: Run, summary: dict[str, Any], kind: str) -> None:
-    """Writes the report of a run that has ended, and prints its summary as JSON or as a table.
+    """Writes the report of a run that has ended, and prints its result: the summary as JSON, or a table.
 
     Args:
         run: the run.
-        summary: summary of the run.
-        kind: ``json`` or ``text``.
+        summary: entries of the JSON document.
+        kind: ``json``, or ``text`` for a table.
     """
     page = run.path / "report.html"
     line = report_of([run], page, again=f"swift report {run.path}")
@@ -51,15 +51,15 @@ def show_run(run: Run, summary: dict[str, Any], kind: str) -> None:
 
 
 def report_of(runs: Sequence[Run], page: Path, again: str) -> str:
-    """Writes the report of runs that have ended; an error is only printed, since the runs have succeeded anyway.
+    """Writes the report of runs that have ended; only prints an error, since the runs themselves have succeeded.
 
     Args:
         runs: runs to show.
         page: path of the report.
-        again: command that writes the report later, for the error message.
+        again: command that can write the report later, for the error message.
 
     Returns:
-        A line on where the report is; empty if it could not be written.
+        A line with the path of the report, or an empty string if it could not be written.
     """
     try:
         check_output("report", page, PAGE)
@@ -75,12 +75,12 @@ def report_of(runs: Sequence[Run], page: Path, again: str) -> str:
 
 
 def distance_line(run: Run, other: Run, topology: Topology) -> str:
-    """Formats a line that compares the losses of a run with failures and a run without.
+    """Formats a line that compares the losses of a run with failures to those of a run without.
 
     Args:
-        run: run that has lost workers or ranks.
-        other: the same experiment without failures.
-        topology: topology of both.
+        run: run that lost workers or ranks.
+        other: run of the same experiment without failures.
+        topology: topology of both runs.
     """
     _, own_T, others_T = np.intersect1d(run.metrics.steps_T, other.metrics.steps_T, return_indices=True)
     name, others_name = printable(run.name), printable(other.name)

@@ -17,11 +17,11 @@ from swift.variables import cache_directory
 
 
 def weights_of(options: argparse.Namespace, experiment: Experiment) -> WeightSource | None:
-    """Finds the run or model of ``--init-from``, whose weights a new run begins with; None without that option.
+    """Returns the source of a new run's initial weights, given by ``--init-from``, or None without that option.
 
     Args:
         options: options of the command.
-        experiment: settings of the new run. They may define the user's own classes that the other run needs, too.
+        experiment: settings of the new run, which may provide the user's own classes that the other run needs.
     """
     if options.init_from is None:
         if options.init_config is not None:
@@ -45,7 +45,7 @@ def observers_of(options: argparse.Namespace) -> tuple[Observer, ...]:
 
 
 def corpora_directory() -> Path | None:
-    """Returns the directory for corpus indexes, which outlive a run, see ``find_index``; None: the user has no home."""
+    """Returns the directory for corpus indexes that all runs share, or None for a user without a home directory."""
     cache = cache_directory()
     return None if cache is None else cache / "corpora"
 

@@ -1,4 +1,4 @@
-"""``swift settings`` and ``swift config``: all settings with their meanings, and the settings of one experiment."""
+"""``swift settings`` and ``swift config``: print all settings with their meanings, or one experiment's settings."""
 
 import argparse
 import dataclasses
@@ -23,13 +23,13 @@ _ENTRY = re.compile(r"^    (\w+): (.*?)(?=^    \w|\Z)", re.DOTALL | re.MULTILINE
 
 @dataclasses.dataclass(frozen=True)
 class _Setting:
-    """A setting, as ``swift settings`` shows it.
+    """A setting as shown by ``swift settings``.
 
     Attributes:
         name: full name, such as ``Experiment.num_steps``.
         type: allowed values, in words.
-        default: default value, as in a gin file; None if the setting has no default.
-        doc: meaning, from the docstring of the class.
+        default: default value as written in a gin file, or None if the setting has no default.
+        doc: meaning of the setting, from the docstring of the class.
     """
 
     name: str
@@ -39,7 +39,7 @@ class _Setting:
 
 
 def settings(options: argparse.Namespace) -> None:
-    """``swift settings [NAME]``."""
+    """Runs ``swift settings [NAME]``."""
     groups = {kind.__name__: list(_settings_of(kind)) for kind in CONFIGURABLES.values()}
     every = [setting for group in groups.values() for setting in group]
     chosen = every if options.name is None else _named(options.name, groups, every)
@@ -57,7 +57,7 @@ def settings(options: argparse.Namespace) -> None:
 
 
 def config(options: argparse.Namespace) -> None:
-    """``swift config CONFIG.gin``: every setting of an experiment, defaults included, as gin."""
+    """Runs ``swift config CONFIG.gin``: prints every setting of an experiment, including defaults, as gin."""
     sys.stdout.write(config_text(load_experiment(options.config, options.set)))
 
 

@@ -33,11 +33,11 @@ _JOB_NAMES = {
     "checkpoint-every": "checkpoint_every",
     "K": "experts_per_checkpoint",
 }
-"""Fields of ``Job`` by the names that users write."""
+"""Maps the names in ``--job`` to fields of ``Job``."""
 _WHOLE = ("num_experts", "checkpoint_every", "experts_per_checkpoint")
 _MAX_FAILURES = 1_000_000
 _MAX_OPS = 5_000_000
-"""Operations per iteration above which planning a strategy's iterations takes minutes and gigabytes."""
+"""Maximum number of operations per iteration; beyond it, planning for a strategy takes minutes and gigabytes."""
 _SETTINGS = {
     "Topology.num_pipelines": "--pipelines",
     "Topology.num_stages": "--stages",
@@ -53,11 +53,11 @@ _SETTINGS = {
     "model": "--model",
     "strategy": "--strategy",
 }
-"""Command-line options by the library's setting names, for error messages."""
+"""Maps the library's setting names to command-line options, for error messages."""
 
 
 def simulate(options: argparse.Namespace) -> None:
-    """``swift simulate --pipelines D --stages P --microbatches M --mtbf 10m``."""
+    """Runs ``swift simulate --pipelines D --stages P --microbatches M``, for example with ``--mtbf 10m``."""
     _check_plot(options.plot, [] if options.trace is None else [options.trace])
     for name in options.strategy:
         known = (*STRATEGIES, *ON_REQUEST)
@@ -126,7 +126,7 @@ def _trace(options: argparse.Namespace, num_workers: int) -> Trace:
 
 
 def _check_plot(path: Path | None, inputs: Sequence[Path]) -> None:
-    """Checks ``--plot`` before the simulation, which may take long."""
+    """Checks ``--plot`` before the simulation, which may take a long time."""
     if path is None:
         return
     if path.suffix.lower() not in (".svg", ".png"):

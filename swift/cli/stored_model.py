@@ -1,4 +1,4 @@
-"""Finds and loads a model: from a run's checkpoint, or from a model directory."""
+"""Finds and loads a model from a run's checkpoint or from a model directory."""
 
 import sys
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class StoredModel:
         path: directory of the run or the model.
         experiment: settings of the run or the model.
         is_run: whether ``path`` is a run directory.
-        asked_step: requested iteration of the checkpoint; None: the newest intact one.
+        asked_step: requested iteration of the checkpoint, or None for the newest intact one.
     """
 
     path: Path
@@ -33,7 +33,7 @@ class StoredModel:
 
     @cached_property
     def plan(self) -> RestorePlan | None:
-        """The plan to restore the checkpoint; None for a model directory.
+        """The plan for restoring the checkpoint; None for a model directory.
 
         Raises:
             SettingError: there is no such checkpoint, or it is damaged.
@@ -50,7 +50,7 @@ class StoredModel:
         return None if self.plan is None else self.plan.step
 
     def load(self) -> tuple[GPT, Weights]:
-        """Loads the weights to the host; prints which newer checkpoints were skipped because they are damaged."""
+        """Loads the weights into host memory; prints which damaged checkpoints were skipped."""
         if self.plan is None:
             return load_exported(self.experiment, self.path)
         from swift.hub.exporting import load_weights
@@ -61,13 +61,13 @@ class StoredModel:
 
 
 def find_model(path: Path, setting: str, config: Path | None, step: int | None) -> StoredModel:
-    """Finds a model, and reads its settings.
+    """Finds a model and reads its settings.
 
     Args:
         path: directory of a run or a model.
-        setting: name of the argument that gave the path, for errors.
+        setting: name of the command-line argument that gave the path, for errors.
         config: gin file with the user's own classes, or None.
-        step: iteration of a run's checkpoint; None: the newest intact one.
+        step: iteration of a run's checkpoint, or None for the newest intact one.
 
     Raises:
         SettingError: there is no model, or its settings are damaged.

@@ -1,7 +1,7 @@
 """``swift train``: runs an experiment in one process, or in one process per host.
 
-The functions at the end serve ``train`` and ``compare`` on several hosts: they find out which host this is, and check
-that all hosts run the same.
+The functions at the end serve ``train`` and ``compare`` on several hosts: they determine which host this is, and check
+that all hosts have the same program and settings.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _SAME = ("resume", "stop_at", "profile", "init_from")
 
 
 def train(options: argparse.Namespace) -> None:
-    """``swift train CONFIG.gin``."""
+    """Runs ``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
     host = host_settings(options)
     run_dir = run_dir_of(options)
@@ -75,7 +75,7 @@ def _profile_window(text: str | None) -> tuple[int, int] | None:
 
 
 def host_settings(options: argparse.Namespace) -> HostSettings | None:
-    """Returns this host's index among several, from the options; None for a run on one host.
+    """Returns the settings with which this process joins the other hosts, or None for a run on one host.
 
     Raises:
         SettingError: an option is missing or out of range.
@@ -109,7 +109,7 @@ def host_settings(options: argparse.Namespace) -> HostSettings | None:
 
 
 def _is_loopback(host: str) -> bool:
-    """Returns whether an address is surely reachable only from this machine; any name but ``localhost`` is not."""
+    """Returns whether an address is certainly local to this machine; of all host names, only ``localhost`` counts."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -117,10 +117,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def devices_of_host(place: HostSettings | None, experiments: Sequence[Experiment]) -> int | None:
-    """Returns the number of devices that this host has to emulate; None: as many as the experiments need.
+    """Returns the number of devices that this host must emulate, or None for as many as the experiments need.
 
     Args:
-        place: this host's index among several; None: there is only one host.
+        place: settings with which this host joins the others, or None for a run on one host.
         experiments: settings of the runs.
 
     Raises:
@@ -136,9 +136,9 @@ def devices_of_host(place: HostSettings | None, experiments: Sequence[Experiment
 
 
 def _check_no_run(options: argparse.Namespace, run_dirs: Iterable[Path]) -> None:
-    """Raises SettingError if a run is under way: a second host with the same index would end it on all hosts.
+    """Raises SettingError if a run is in progress: a second host with the same index would abort it on all hosts.
 
-    A directory without an owner is fine, since host 0 takes it only after all hosts have joined.
+    A directory without an owner passes, since host 0 acquires its lease only after all hosts have joined.
     """
     for run_dir in run_dirs:
         lease = living_owner(run_dir, lambda line: print(f"swift: {line}", file=sys.stderr, flush=True))
@@ -153,15 +153,16 @@ def _check_no_run(options: argparse.Namespace, run_dirs: Iterable[Path]) -> None
 def joined(place: HostSettings, options: argparse.Namespace, experiments: Mapping[Path, Experiment]) -> Iterator[Hosts]:
     """Joins the other hosts for the duration of the ``with`` block, and checks that all have the same configuration.
 
-    JAX must not have a backend yet. Nothing is printed on stdout meanwhile.
+    JAX must not have a backend yet. Output to stdout is discarded within the block.
 
     Args:
-        place: this host's index.
+        place: settings with which this host joins the others.
         options: options of the command.
         experiments: settings of the runs, by run directory.
 
     Raises:
-        SettingError: the other hosts cannot be found, or have another program or configuration.
+        SettingError: a run is already in progress, the other hosts cannot be found, or they have a different program or
+            configuration.
     """
     _check_no_run(options, experiments)
     with options.link.quiet():

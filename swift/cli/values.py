@@ -1,7 +1,7 @@
 """Parses values on the command line (named numbers, durations, workers, deadlines) and checks output files.
 
 Examples are ``--costs tF=1 tB=1.3``, ``--mtbf 6h``, ``--fail 1:2`` and ``--deadline stopping=300``. A command may
-replace only files that an earlier call of it has written, see ``check_output``.
+replace only files of the kind that it writes, see ``check_output``.
 """
 
 import os
@@ -20,24 +20,24 @@ _MAX_COST = 1e18
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 OF_PROCESSES = ("start", "forming", "heartbeat", "progress", "saving", "dying", "stopping")
-"""Names of the deadlines that ``launch`` has."""
+"""Names of the deadlines of ``launch``."""
 OF_ONE = ("stopping",)
-"""Names of the deadlines that a run in one process has."""
+"""Names of the deadlines of a run in one process."""
 
 _HEAD_BYTES = 1 << 14
 
 
 def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], example: str) -> dict[str, float]:
-    """Parses texts of the form NAME=NUMBER, and returns the numbers by field.
+    """Parses texts of the form NAME=NUMBER, and returns the number for each field.
 
     Args:
         option: option that the texts were given for.
         texts: texts such as ``tB=1.3``.
         fields: maps the names that users write to fields.
-        example: example for error messages.
+        example: a valid text, for error messages.
 
     Raises:
-        SettingError: a text has another form, or its name is unknown or repeated, or its number is too large.
+        SettingError: a text is not NAME=NUMBER, a name is unknown or repeated, or a number exceeds 1e18.
     """
     values: dict[str, float] = {}
     seen = set()
@@ -60,10 +60,10 @@ def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], 
 
 
 def costs_of(texts: Sequence[str]) -> Costs:
-    """Parses ``--costs``.
+    """Parses ``--costs``; the W-stash defaults to the F-stash.
 
     Raises:
-        SettingError: a text has another form, or a cost is impossible.
+        SettingError: a text is not NAME=NUMBER, or a name or a cost is invalid.
     """
     values = named_numbers("--costs", texts, COST_NAMES, "tB=1.3")
     if "f_stash" in values:
@@ -75,7 +75,7 @@ def workers_of(option: str, texts: Sequence[str]) -> frozenset[Worker]:
     """Parses workers, each in the form PIPELINE:STAGE.
 
     Raises:
-        SettingError: a text has another form, or a worker is repeated.
+        SettingError: a text does not have this form, or a worker is repeated.
     """
     workers = set()
     for text in texts:
@@ -89,10 +89,10 @@ def workers_of(option: str, texts: Sequence[str]) -> frozenset[Worker]:
 
 
 def seconds_of(option: str, text: str) -> float:
-    """Parses a duration such as ``10m``, in seconds; a number without a unit means seconds, with a note on stderr.
+    """Converts a duration such as ``10m`` to seconds; a number without a unit means seconds, with a note on stderr.
 
     Raises:
-        SettingError: the text has another form.
+        SettingError: the text is not a duration.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
     if not match:
@@ -103,7 +103,7 @@ def seconds_of(option: str, text: str) -> float:
 
 
 def deadlines_of(texts: Sequence[str], names: Sequence[str], defaults: Deadlines | None = None) -> Deadlines:
-    """Parses ``--deadline``; deadlines that are not given are ``defaults``, or the defaults of ``Deadlines``.
+    """Parses ``--deadline``; other deadlines come from ``defaults``, or from ``Deadlines()`` if that is None.
 
     >>> deadlines_of(["heartbeat=2"], OF_PROCESSES).heartbeat
     2.0
@@ -125,9 +125,9 @@ class OutputKind:
     """A kind of file that a command writes, and how to recognize it.
 
     Attributes:
-        words: name of the kind, with an article.
+        words: name of the kind, with an article if it needs one.
         head: pattern that matches the beginning of such a file.
-        may_be_special: whether the output may also go to a pipe or a device, which is written to and not replaced.
+        may_be_special: whether the output may also go to a pipe or a device, which is written to rather than replaced.
     """
 
     words: str
@@ -136,8 +136,8 @@ class OutputKind:
 
 
 PAGE = OutputKind("a page of Swift", re.compile(rb"\s*<!doctype html>.*?<title>Swift: ", re.IGNORECASE | re.DOTALL))
-# PNG files from earlier versions do not name Matplotlib. They are recognized by 160 dots per inch, given right after
-# the header.
+# PNG files from earlier versions of Swift do not name Matplotlib. They are recognized by their resolution of 160 dots
+# per inch, which directly follows the header.
 _EARLIER_PNG = rb"\x89PNG\r\n\x1a\n.{4}IHDR.{8}\x08\x06\0\0\0.{4}\0\0\0\x09pHYs(\0\0\x18\x9b){2}\x01"
 _PICTURE = rb"(\x89PNG|\s*<\?xml|\s*<svg).*?Matplotlib|" + _EARLIER_PNG
 PICTURE = OutputKind("a picture that Matplotlib drew", re.compile(_PICTURE, re.DOTALL))
@@ -150,17 +150,17 @@ RESULTS = OutputKind("results of an evaluation", re.compile(rb'\s*\{\s*"format":
 
 
 def check_output(option: str, path: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
-    """Checks that a file may be written; commands call this before they compute anything.
+    """Checks that a file may be created or replaced; commands call this before they compute anything.
 
     Args:
         option: option that gives the path.
         path: path of the file; a link to a file counts as that file.
-        kind: kind of the file.
-        inputs: files that the command reads.
+        kind: kind of file that the command writes; an existing file must be of this kind.
+        inputs: files that the command reads, which must not be overwritten.
 
     Raises:
-        SettingError: there is no directory for the file, or the path is a directory, an input of the command under any
-            name, or a file of another kind.
+        SettingError: the parent directory does not exist, or the path is a directory, a dangling link, an input of the
+            command under any name, or an existing file of another kind.
     """
     if path.is_dir():
         raise SettingError(option, str(path), "is a directory, not a file")

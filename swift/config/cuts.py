@@ -1,6 +1,6 @@
-"""Divides the model of an experiment: into stages or runs of layers, and into chunks common to all pipelines.
+"""Divides an experiment's model into stages or runs of layers, and into chunks that all pipelines share.
 
-The cut follows the user's sizes or estimated costs.
+The cut follows the sizes that the user sets, or else estimated costs.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from swift.schedules.problem import Chunk, Costs, Problem, common_chunks, cut_by
 
 
 def model_cuts(experiment: Experiment) -> tuple[Cut, ...]:
-    """Returns the layers of each stage by pipeline, or of each run if stages hold several runs of layers.
+    """Returns, for each pipeline, how the model is cut into stages, or into runs if stages hold several runs of layers.
 
-    With ``Experiment.cut`` = None the cut is even if all parts are then alike; otherwise the most expensive part is as
-    cheap as possible.
+    With ``Experiment.cut`` = None, the parts are of equal length if that makes them all alike; otherwise the cost of
+    the most expensive part is minimized.
 
     Raises:
         SettingError: there are more parts than layers, a part has no layer, or the sizes do not add up.
@@ -46,7 +46,7 @@ def model_chunks(experiment: Experiment) -> Chunks:
 
 
 def planning_problem(experiment: Experiment, costs: Costs, chunk_costs: tuple[Chunk, ...] = ()) -> Problem:
-    """Makes the planning problem of a window on all workers; without ``chunk_costs`` all chunks cost the same.
+    """Builds the planning problem of a window on all workers; without ``chunk_costs``, all chunks cost the same.
 
     Raises:
         SettingError: there is too little memory for a single micro-batch.
@@ -79,7 +79,7 @@ def cuts_text(cuts: Sequence[Cut], num_stages: int) -> str:
 
 
 def layers_of_stages(cuts: Sequence[Cut]) -> list[Any]:
-    """Returns the number of layers in each stage or run, for JSON; a list for each pipeline if the cuts differ."""
+    """Returns the number of layers in each stage or run, for JSON; one list per pipeline if their cuts differ."""
     return list(cuts[0].sizes) if len(set(cuts)) == 1 else [list(cut.sizes) for cut in cuts]
 
 
@@ -87,10 +87,10 @@ def layer_costs(model: ModelConfig, experts: ExpertConfig, vocab_size: int) -> t
     """Estimates the costs of a model's layers, in matmul FLOPs per token, forward and backward.
 
     Returns:
-        (each layer, the embedding, the head).
+        (costs of each layer, cost of the embedding, cost of the head).
     """
     dim, width = model.model_dim, model.num_heads * model.channels
-    # Projections of queries and outputs, of keys and values; then scores and weighted sums over all T positions.
+    # Projections for queries and outputs, then for keys and values; scores and weighted sums over all T positions.
     attention = 2 * dim * (2 * width + 2 * model.kv_heads * model.channels) + 4 * model.sequence_length * width
     network = 2 * dim * (3 if model.activation == "swiglu" else 2)  # FLOPs for each hidden channel of an FFN
     served = experts.top_k * (experts.capacity.factor or 1.0) + model.num_shared_experts
@@ -98,13 +98,13 @@ def layer_costs(model: ModelConfig, experts: ExpertConfig, vocab_size: int) -> t
     dense = network * model.ffn_dim
     # The embedding has one matmul, in its gradient; the head has one for its output and two for its gradients.
     vocabulary = 2.0 * dim * vocab_size
-    # Times 3: each matmul of the forward pass has two in the backward pass.
+    # Times 3: each matmul of the forward pass requires two more in the backward pass.
     costs = [3.0 * (attention + (mixture if is_moe else dense)) for is_moe in model.moe_layers]
     return costs, vocabulary, 3 * vocabulary
 
 
 def _cuts(experiment: Experiment, sizes: Any, num_parts: int) -> tuple[Cut, ...]:
-    """Cuts the model into parts, for each pipeline, by numbers of layers or by costs."""
+    """Cuts the model into ``num_parts`` parts for each pipeline, by given sizes or, with None, by costs."""
     model, topology = experiment.model, experiment.topology
     num_pipelines, num_stages = topology.num_pipelines, topology.num_stages
     num_runs = num_parts // num_stages

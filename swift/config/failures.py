@@ -1,7 +1,7 @@
-"""Failures of workers that are known in advance, as an experiment lists them.
+"""Failures of workers that an experiment lists in advance.
 
-They are a list of texts, parsed into a ``FailureList`` that says which workers are down in which iterations. If a stage
-has peers, a worker fails as a whole. With a single pipeline, expert ranks fail by themselves.
+The list of texts is parsed into a ``FailureList``, which determines which workers are down in which iterations. If a
+stage has peers, a worker fails as a whole. With a single pipeline, individual expert ranks fail.
 """
 
 import re
@@ -18,17 +18,17 @@ StageRank = tuple[int, int]
 
 _FORM = re.compile(r"\s*step\s+([0-9]+)\s*:\s*([a-z]+)\s+([0-9]+):([0-9]+)\s*")
 _WITH_RANK = re.compile(r"(.*\S)\s+rank\s+([0-9]+)\s*")
-"""Patterns of a failure's text: the event of a worker, and the optional rank at its end."""
+"""Patterns for the text of a failure: the event of a worker, and the optional rank at the end."""
 
 
 class FailureSource(Protocol):
-    """A source of failures, asked before every window of iterations."""
+    """A source of failures, queried before every window of iterations."""
 
     def failed(self, first_step: int, last_step: int) -> frozenset[Worker]:
         """Returns the workers that are down in the window from ``first_step`` to ``last_step``, counted from 1.
 
-        A window runs as one program, and after a failure within it the survivors run it again. So a worker that fails
-        in a window counts as down from the window's first step. It rejoins at the first window that starts no earlier
+        A window runs as one program, which the survivors run again after a failure within it. A worker that fails in a
+        window is therefore down from the window's first step. It rejoins in the first window that starts no earlier
         than its return.
         """
 
@@ -40,10 +40,10 @@ class FailureEvent(NamedTuple):
     """The failure or return of a worker, or of one of its expert ranks.
 
     Attributes:
-        step: first iteration without the worker, or with it again; from 1.
-        kind: failure or return.
-        worker: (pipeline, stage).
-        rank: expert rank of the worker; None: the whole worker.
+        step: first iteration without the worker or, after a return, with it again; counted from 1.
+        kind: whether the worker fails or returns.
+        worker: (pipeline, stage) of the worker.
+        rank: expert rank of the worker, or None for the whole worker.
     """
 
     step: int
@@ -53,7 +53,7 @@ class FailureEvent(NamedTuple):
 
     @property
     def who(self) -> str:
-        """Name of the worker or rank, for messages."""
+        """Name of the worker or of its rank, for messages."""
         name = "worker {}:{}".format(*self.worker)
         return name if self.rank is None else f"rank {self.rank} of {name}"
 
@@ -69,7 +69,7 @@ class FailureList:
     ([(1, 2)], [(1, 2)])
 
     Attributes:
-        events: events by step; events of the same step in the order of the list.
+        events: events sorted by step; those of the same step are in the order of the experiment's list.
     """
 
     events: tuple[FailureEvent, ...] = ()
@@ -98,7 +98,7 @@ class FailureList:
 
 
 def failure_list(experiment: Experiment) -> FailureList:
-    """Returns the failures of an experiment, parsed and checked."""
+    """Parses and checks the failures that an experiment lists."""
     return parse_failures(experiment.failures, experiment.topology, experiment.num_steps, experiment.window)
 
 
@@ -106,16 +106,16 @@ def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, win
     """Parses the failure list of an experiment.
 
     Args:
-        texts: texts such as ``step 20: fail 1:2`` and ``step 45: rejoin 1:2`` in any order; with one pipeline also
-            ``step 20: fail 0:0 rank 3``.
+        texts: texts such as ``step 20: fail 1:2`` and ``step 45: rejoin 1:2``, in any order; with a single pipeline
+            also texts such as ``step 20: fail 0:0 rank 3``.
         topology: topology of the cluster.
         num_steps: number of iterations of the experiment.
         window: number of iterations that run as one program.
 
     Raises:
         SettingError: a text does not have this form, or names a step, worker or rank that does not exist; a worker
-            or rank fails that is down, or rejoins that is live; or in some window a stage would have no live
-            worker, or the run no expert rank.
+            or rank that is already down fails, or one that is live rejoins; or some window would leave a stage without
+            a live worker, or the run without an expert rank.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise SettingError(FAILURES_SETTING, texts, "must be a list of texts, such as ['step 20: fail 1:2']")
@@ -135,7 +135,7 @@ def parse_failures(texts: Sequence[str], topology: Topology, num_steps: int, win
 
 
 def parse_rank(text: str) -> tuple[str, int | None]:
-    """Splits a failure's text into the part before the rank, and the rank; None if it names no rank.
+    """Splits the text of a failure into the part before the rank and the rank, or None if it names no rank.
 
     >>> parse_rank("step 20: fail 0:0 rank 3"), parse_rank("step 20: fail 1:2")
     (('step 20: fail 0:0', 3), ('step 20: fail 1:2', None))
@@ -147,14 +147,14 @@ def parse_rank(text: str) -> tuple[str, int | None]:
 def parse_event(
     setting: str, text: str, kinds: Sequence[str], topology: Topology, last_step: tuple[str, int]
 ) -> tuple[int, str, Worker]:
-    """Parses one text such as ``step 20: fail 1:2`` into (step, kind, worker), without regard to other events.
+    """Parses one text such as ``step 20: fail 1:2`` into (step, kind, worker), independently of other events.
 
     Args:
-        setting: setting or option that has the text, for errors.
+        setting: name of the setting or option that contains the text, for errors.
         text: text to parse.
-        kinds: kinds of events.
+        kinds: allowed kinds of events, such as ``fail``.
         topology: topology of the cluster.
-        last_step: last step that is allowed: (name of the setting, value).
+        last_step: last allowed step, as (name of the setting that determines it, value).
 
     Raises:
         SettingError: the text does not have this form, or names a step or a worker that does not exist.
@@ -209,14 +209,14 @@ def _check_turn(
 
 
 def _no_rank(topology: Topology) -> str:
-    """Describes what too many failures leave the run without: a rank lost in one stage is lost to all stages."""
+    """Describes what too many failures leave the run without; a rank lost in one stage is lost in all stages."""
     return "no live expert rank" + (" that all stages have" if topology.num_stages > 1 else "")
 
 
 def _check_window(text: str, event: FailureEvent, failures: FailureList, topology: Topology, window: int) -> None:
     """Raises SettingError if a failure and others in the same window leave a stage without a live worker or rank.
 
-    The check takes the window that ends with the failure, since any window may occur: evaluations, checkpoints and
+    The check considers the window that ends with the failure, since any window may occur: evaluations, checkpoints and
     resumed runs shift where windows begin.
     """
     if event.kind == "rejoin":

@@ -1,7 +1,7 @@
 """The configuration stored with a run or a model: as data for Swift, and as gin text for people.
 
     config.json    {"version": 1, "experiment": {"class": "Experiment", "settings": {"num_steps": 300, ...}}}
-    config.gin     the same, one setting per line; a program if somebody names it on the command line
+    config.gin     the same settings, one per line; it is run as a program only if named on the command line
 
 Reading ``config.json`` executes nothing, whatever its origin. Swift's own classes are stored without a module. Other
 classes are stored with their module, but it is never imported: the reader only finds classes that it already has.
@@ -18,32 +18,32 @@ from swift.errors import SettingError
 from swift.files import replace_file
 
 _NAME, GIN_NAME = "config.json", "config.gin"
-"""Files of a configuration."""
+"""Names of the two files of a stored configuration."""
 _VERSION = 1
 _MOST_BYTES, _DEEPEST = 2**20, 50
-"""Limits of ``config.json``: its size, and the depth of nested objects."""
+"""Limits of ``config.json``: its size in bytes, and the depth of nested objects."""
 OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
-"""Settings that reading a checkpoint does not need: a user's own class there may be gone, or exist only in Python."""
+"""Settings not needed to read a checkpoint: a user's class in them may no longer exist, or exist only in Python."""
 OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
-"""Settings that using a run's model does not need: ``OF_RUN``, and settings of state that a model does not have."""
+"""Settings not needed to use a run's model: ``OF_RUN``, and settings of training state, which a model lacks."""
 _NOT_WRITTEN = "(not written)"
-"""Placeholder module for a value that was only written as its ``repr``."""
+"""Placeholder module for a value of which only the ``repr`` was stored."""
 _INSTEAD: Mapping[str, Mapping[str, Any]] = {
     "OptimizerConfig.schedule": {"warmup_steps": 0},
     "DataConfig.source": {"validation_source": None, "locality": 0.0, "domain": None},
 }
-"""Other settings to change when a setting falls back to its default: the default schedule has a warm-up, which could be
-as long as the run, and the default source is of another kind and has no domains."""
+"""Other settings to replace when a setting falls back to its default: the default schedule has a warm-up, which could
+be as long as the run, and the default source is of a different type and has no domains."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredObject:
-    """An object in a configuration that was read but is not built yet.
+    """An object of a configuration that was read but not yet built.
 
     Attributes:
         kind: name of its class.
-        module: module of a class from outside Swift; empty for Swift's own classes, and if unknown.
-        settings: settings by name: plain values, containers of these, and other parts.
+        module: module of a class from outside Swift; empty for Swift's own classes, or if unknown.
+        settings: values of the settings by name: plain values, other stored objects, and containers of both.
     """
 
     kind: str
@@ -56,12 +56,12 @@ class UnreadableConfig(ValueError):
 
 
 def write_config(directory: Path, experiment: Any) -> None:
-    """Writes ``config.json``.
+    """Writes an experiment to ``config.json``.
 
     Args:
         directory: directory of the run or the model.
-        experiment: settings that are plain values, containers of these, or dataclasses. Of any other value only the
-            ``repr`` is kept, and cannot be read back.
+        experiment: dataclass whose settings are plain values, containers of these, or dataclasses. Of any other value,
+            only the ``repr`` is stored, which cannot be read back.
     """
     document = {"version": _VERSION, "experiment": _encoded(experiment)}
     replace_file(directory / _NAME, (json.dumps(document, indent=1) + "\n").encode())
@@ -84,8 +84,8 @@ def read_config(directory: Path, optional_settings: Collection[str] = ()) -> Sto
 
     Args:
         directory: directory of the run or the model.
-        optional_settings: settings, such as ``DataConfig.source``, that may have values which were not written. Such a
-            value is read as an object of an unknown class.
+        optional_settings: settings, such as ``DataConfig.source``, that may have a value of which only the ``repr`` was
+            stored. Such a value is read as an object of an unknown class.
 
     Raises:
         UnreadableConfig: the configuration is missing, damaged, or not plain data.
@@ -112,13 +112,13 @@ def build(
     find: Callable[[StoredObject], Callable[..., Any] | None],
     optional_settings: Collection[str] = (),
 ) -> Any:
-    """Builds the object of a part, and all parts within it.
+    """Builds the object that a stored object describes, including all stored objects within it.
 
     Args:
-        part: part that was read.
-        find: function that returns the constructor of a part's class; None if the reader has no such class.
+        part: stored object, as read from ``config.json``.
+        find: returns the constructor for a stored object's class, or None if the reader has no such class.
         optional_settings: settings, such as ``Experiment.planner``, that keep their defaults if ``find`` returns None
-            for a part within them.
+            for a stored object within them.
 
     Raises:
         UnreadableConfig: a class or a setting is unknown, or an object cannot be built from its settings.
@@ -149,7 +149,7 @@ def build(
 
 
 def parts(part: StoredObject, optional_settings: Collection[str] = ()) -> Iterator[StoredObject]:
-    """Yields a part and all parts within it, but none within optional settings."""
+    """Yields a stored object and all stored objects within it, except those within optional settings."""
     inner: list[StoredObject] = []
     yield part
     for name, value in part.settings.items():
@@ -160,7 +160,7 @@ def parts(part: StoredObject, optional_settings: Collection[str] = ()) -> Iterat
 
 
 def _filled(value: Any, fill: Callable[[StoredObject], Any]) -> Any:
-    """Replaces every part within a setting's value by what ``fill`` returns for it."""
+    """Replaces each outermost stored object within a setting's value by what ``fill`` returns for it."""
     if isinstance(value, StoredObject):
         return fill(value)
     if isinstance(value, list | tuple):
@@ -228,17 +228,17 @@ def _check_depth(depth: int) -> None:
 
 
 def config_text(experiment: Any) -> str:
-    """Formats a whole experiment as gin, one setting per line; reading it back gives an equal experiment."""
+    """Formats an experiment as gin, one setting per line; reading the text back gives an equal experiment."""
     lines = list(_render(experiment))
     imports = sorted({f"import {kind.__module__}" for _, kind in user_classes(experiment)})
     return "\n".join([*imports, *lines]) + "\n"
 
 
 def _render(value: Any, scope: str = "") -> Iterator[str]:
-    """Yields the settings of a part and its inner parts as gin lines.
+    """Yields the settings of an object, and of the objects within it, as gin lines.
 
-    Of two inner parts of the same class, the second gets a scope named after its setting. The parts in a tuple get one
-    scope each, numbered by their position.
+    Of two inner objects of the same class, the second gets a scope named after its setting. The objects in a tuple get
+    one scope each, numbered by position.
     """
     name, parts = f"{scope}{type(value).__name__}", list[tuple[Any, str]]()
     for field in dataclasses.fields(value):
@@ -261,7 +261,7 @@ def _render(value: Any, scope: str = "") -> Iterator[str]:
 
 
 def defaults_in(value: Any) -> Iterator[str]:
-    """Yields the names of settings that have their default value, such as ``Experiment.seed``, with inner parts."""
+    """Yields the names of settings at their default value, such as ``Experiment.seed``, also of inner objects."""
     for field in dataclasses.fields(value):
         setting = getattr(value, field.name)
         default = field.default
@@ -274,7 +274,7 @@ def defaults_in(value: Any) -> Iterator[str]:
 
 
 def user_classes(value: Any) -> Iterator[tuple[str, type]]:
-    """Yields the classes from outside Swift that an experiment uses, with their names."""
+    """Yields (name, class) for each class from outside Swift that an experiment uses, possibly repeated."""
     kind = type(value)
     if not kind.__module__.startswith("swift."):
         yield kind.__name__, kind
