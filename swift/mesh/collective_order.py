@@ -1,13 +1,13 @@
-"""A fixed order of collectives on every device: each is made to depend on the previous one's data.
+"""A fixed order of collectives on every device: each collective depends on the result of the previous one.
 
 XLA:CPU runs independent operations concurrently. In a freshly compiled program it still keeps all collectives in order.
 A program that was serialized and deserialized, by the persistent compilation cache or by another process, loses that
-order between nesting levels: a collective in a branch or a loop and one outside it may run in a different order on each
-device, and the program crashes, hangs, or silently exchanges the wrong data (seen with jaxlib 0.10.2;
+order between nesting levels: a collective inside a branch or a loop and one outside it may run in a different order on
+each device, and the program crashes, hangs, or silently exchanges the wrong data (seen with jaxlib 0.10.2;
 ``ThunkSequenceSerDesProtobuf::FromProto`` gives every nested sequence its own communicators). This is a work-around
 until https://github.com/openxla/xla fixes it; other platforms are unaffected, and their programs stay unchanged.
 
-The work-around threads a token through the program: a number that is 0, which XLA cannot know. Before::
+The work-around threads a token through the program: a number that is always 0, which XLA cannot infer. Before::
 
     b = ppermute a                          d = ppermute c
 
@@ -41,7 +41,7 @@ _COLLECTIVES = {
     "reduce_scatter",
 }
 _CUSTOM = {"custom_jvp_call", "custom_vjp_call"}
-"""Calls that cannot be bound again; code that is no longer differentiated needs only their plain computation."""
+"""Calls that cannot be bound again; their plain computation is enough in code that is no longer differentiated."""
 
 
 def in_order(function: Callable[..., Any], axes: tuple[str, ...]) -> Callable[..., Any]:
@@ -49,7 +49,7 @@ def in_order(function: Callable[..., Any], axes: tuple[str, ...]) -> Callable[..
 
     Args:
         function: function from arrays to arrays, traced inside ``shard_map``.
-        axes: all axes of the mesh; with a single axis of size 1, XLA would know the index and thus the token.
+        axes: all axes of the mesh; on a single axis of size 1, XLA would know the index and thus the token.
     """
 
     def ordered(*args: Any) -> Any:
@@ -63,7 +63,7 @@ def in_order(function: Callable[..., Any], axes: tuple[str, ...]) -> Callable[..
 
 
 def _run(jaxpr: Jaxpr, constants: Sequence[Any], token: jax.Array, args: Sequence[Any]) -> list[Any]:
-    """Evaluates a jaxpr and returns the token after it, followed by its results."""
+    """Evaluates a jaxpr; returns the token after its last collective, followed by its results."""
     env: dict[Var, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
     env |= zip(jaxpr.invars, args, strict=True)
     for equation in jaxpr.eqns:
@@ -138,7 +138,7 @@ _RULES: Mapping[str, Callable[[JaxprEqn, jax.Array, Sequence[Any]], list[Any]]] 
 
 
 def _call(jaxpr: Any) -> Callable[..., list[Any]]:
-    """Returns a jaxpr, closed or open, as a function of the token and the inputs."""
+    """Returns a function of the token and the inputs that evaluates a jaxpr, closed or open."""
     return lambda token, *args: _run(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), token, args)
 
 

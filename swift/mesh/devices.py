@@ -1,11 +1,12 @@
-"""Devices: emulated CPU devices, the vendors' figures of chips, and the memory that compiled programs need.
+"""Emulated CPU devices, the vendors' figures for chips, and the memory that compiled programs need.
 
-N emulated devices are CPU devices in one process, so that every parallel program runs on a laptop. Chips have their
-vendors' figures; for this host's CPU the speed of matmuls is measured. Compiled programs are cached on disk, which
-saves the next run, or a restart, from compiling them again, and they report the memory that they need.
+Emulated devices are CPU devices of one process, so that every parallel program runs on a laptop. The performance of
+chips is taken from their vendors; for this host's CPU, the speed of matmuls is measured. Compiled programs are cached
+on disk, so that the next run, or a restart, need not compile them again. They also report the memory that they need.
 
-Sources: the TPU's system architecture pages (cloud.google.com/tpu/docs), NVIDIA's data sheets of H100 and H200 (SXM,
-PCIe, NVL) and of B200. The memory of a TPU chip is the amount that its compiler allows a program.
+Sources: Google's pages on the TPU system architecture (cloud.google.com/tpu/docs), and NVIDIA's data sheets for H100
+and H200 (SXM, PCIe, NVL) and for B200. The memory of a TPU chip is the amount that its compiler allows a program to
+use.
 """
 
 import math
@@ -33,7 +34,7 @@ PATIENCE_FLAGS = (
 
 _GB, _GIB = 10**9, 2**30
 _MATMUL_DIM, _MATMULS = 1024, 5
-"""Dims and repetitions of the matmul that measures a host."""
+"""Size of each dimension, and number of repetitions, of the matmul that measures a host's speed."""
 _KINDS = {
     "TPU v5 lite": "v5e",
     "TPU v5e": "v5e",
@@ -45,11 +46,11 @@ _KINDS = {
     "NVIDIA H200": "h200",
     "NVIDIA B200": "b200",
 }
-"""Chip generations by ``jax.Device.device_kind``, for a GPU the product name; these GPUs are in SXM sockets."""
+"""Chip generations by ``jax.Device.device_kind``, for a GPU the product name; the GPUs listed are SXM modules."""
 _MAX_BYTES = 4 * _GIB
-"""Size limit of the compilation cache."""
+"""Size limit of the compilation cache, in bytes."""
 _LEAST_S = 0.2
-"""Minimum compile time for a program to be cached; JAX's default, 1 s, would omit much of a small run."""
+"""Minimum compile time of a program to be cached, in seconds; JAX's default, 1 s, would exclude much of a small run."""
 
 
 class EmulationError(RuntimeError):
@@ -59,13 +60,13 @@ class EmulationError(RuntimeError):
 def emulate_devices(num_devices: int) -> None:
     """Makes JAX run on ``num_devices`` emulated CPU devices; call this function before any other use of JAX.
 
-    Further calls for at most as many devices do nothing.
+    Later calls for no more devices than the first do nothing.
 
     Args:
         num_devices: minimum number of devices that ``jax.devices()`` will list.
 
     Raises:
-        EmulationError: JAX has started already, on another platform or with fewer devices.
+        EmulationError: JAX has already started, on another platform or with fewer devices.
     """
     present = os.environ.get("XLA_FLAGS", "")
     added = [flag for flag in PATIENCE_FLAGS if flag.split("=")[0] not in present]
@@ -93,12 +94,13 @@ class Chip:
     Attributes:
         platform: platform name, as in ``jax.Device.platform``.
         memory_bytes: memory available to programs; None if unknown.
-        peak_flops: peak operations per second, by compute dtype; None if unknown.
+        peak_flops: peak floating-point operations per second, by compute dtype; None if unknown.
         memory_bandwidth: memory bandwidth, bytes/s.
-        link_bandwidth: bandwidth in one direction, bytes/s: of each TPU link, or of a GPU to the switch of its host.
-        network_bandwidth: bandwidth of a GPU to other hosts in one direction, bytes/s.
-        num_dims: dims of the torus or mesh that TPU chips form.
-        closes_from: a dim of the mesh is a ring if its size is a multiple of this number of chips, else a line.
+        link_bandwidth: bandwidth in each direction of a TPU link, or between a GPU and its host's switch, bytes/s.
+        network_bandwidth: bandwidth in each direction between a GPU and other hosts, bytes/s.
+        num_dims: number of dimensions of the torus or mesh that TPU chips form.
+        closes_from: number of chips; a torus dimension is a ring if its size is a multiple of this number, otherwise a
+            line.
     """
 
     platform: str
@@ -140,16 +142,16 @@ _CARDS = {
     "NVIDIA H100 NVL": _gpu_flops(835e12, 417e12, 60e12),
     "NVIDIA H200 NVL": _gpu_flops(835e12, 417e12, 60e12),
 }
-"""Peaks for the slower PCIe and NVL cards from the same generations, by ``jax.Device.device_kind``."""
+"""Peak operations per second of the slower PCIe and NVL cards of these generations, by ``jax.Device.device_kind``."""
 
 
 def peak_flops(device: jax.Device, dtype: DTypeLike) -> float | None:
-    """Peak operations per second of a device by its vendor's figures; None if unknown.
+    """Returns a device's peak floating-point operations per second by its vendor's figures, or None if unknown.
 
-    Unknown are other products with a known chip, and partitions of a GPU (MIG).
+    It is unknown for other products with a known chip, and for partitions of a GPU (MIG).
 
     Args:
-        device: device.
+        device: device that runs the matmuls.
         dtype: dtype of the matmuls.
     """
     kind = device.device_kind
@@ -158,11 +160,11 @@ def peak_flops(device: jax.Device, dtype: DTypeLike) -> float | None:
 
 
 def host_matmul_flops(dtype: DTypeLike) -> float:
-    """Measures a matmul's operations per second on all cores of this host's CPU, the best from several runs.
+    """Measures a matmul's operations per second on all cores of this host's CPU; returns the best of several runs.
 
-    This takes a tenth of a second. Other programs lengthen the matmul's wall time, but hardly its processor time. So of
-    the two rates, by wall time and by processor time over all cores, the higher one counts. Call this function before
-    programs are compiled in the background, whose processor time would count as the matmul's.
+    This takes about 0.1 s. Other programs lengthen the matmul's wall time but hardly its CPU time. So the result is the
+    higher of two rates, by wall time and by CPU time divided by the number of cores. Call this function before programs
+    are compiled in the background, since their CPU time would be attributed to the matmul.
 
     Args:
         dtype: dtype of the matmul.
@@ -181,8 +183,8 @@ def host_matmul_flops(dtype: DTypeLike) -> float:
 def enable_compilation_cache() -> None:
     """Caches compiled programs in the user's cache directory, unless JAX already has a cache directory configured.
 
-    Cached programs are executed, so only their owner can open the directory ``~/.cache/swift/programs``. A user without
-    a home directory has no cache.
+    Cached programs are executed, so only the user may open the directory, by default ``~/.cache/swift/programs``. A
+    user without a home directory has no cache.
     """
     cache = cache_directory()
     if jax.config.jax_compilation_cache_dir is not None or cache is None:  # type: ignore[attr-defined]
@@ -198,14 +200,14 @@ def enable_compilation_cache() -> None:
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """Bytes that a program needs on a device; result buffers that reuse arguments count once.
+    """Bytes that a program needs on a device; results that reuse the buffers of arguments count once.
 
     Attributes:
         arguments: bytes of the arguments, such as the state.
         results: bytes of results that do not reuse arguments.
         temporary: bytes of temporary buffers while the program runs.
         code: bytes of the program itself.
-        host: bytes of arguments, results and temporary buffers in host memory, not included above.
+        host: bytes of arguments, results and temporary buffers in host memory, which the other attributes exclude.
     """
 
     arguments: int
@@ -216,7 +218,7 @@ class ProgramMemory:
 
     @classmethod
     def of(cls, compiled: Compiled) -> Self | None:
-        """Reads the compiler's memory analysis of a program; None if the compiler has none."""
+        """Reads the compiler's memory analysis of a program; returns None if the compiler provides none."""
         stats: Any = compiled.memory_analysis()
         if stats is None:
             return None

@@ -11,7 +11,7 @@ import numpy as np
 
 RAGGED = "ragged-all-to-all"
 ALL_TO_ALL = ("all-to-all", RAGGED)
-"""Kinds in which every device sends different data to every other."""
+"""Kinds of collective in which every device sends different data to every other."""
 _KINDS = (*ALL_TO_ALL, "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+)(?: \(.*)? \{$")
 _COLLECTIVE = re.compile(rf"= (?P<result>\(?[^=]*?\)?) (?P<kind>{'|'.join(_KINDS)})(?P<start>-start)?\((?P<rest>.*)$")
@@ -40,13 +40,13 @@ class Collective:
 
     Attributes:
         kind: HLO name, such as ``all-to-all``.
-        num_bytes: input or output bytes per device, whichever is larger, including chunks that a device keeps for
-            itself: the convention of SYMI's D = s * N * G. A ``ragged-all-to-all`` moves as many rows as the counts
-            say, so the smaller of both arrays counts: a device cannot send more than fits into its input, nor receive
+        num_bytes: input or output bytes per device, whichever is larger, including the part that a device keeps for
+            itself: the convention of SYMI's D = s * N * G. For a ``ragged-all-to-all``, which moves only as many rows
+            as its counts say, the smaller of the two: a device cannot send more than fits into its input, nor receive
             more than fits into its output.
-        groups: groups of devices that exchange with each other, by position in the program's mesh; empty: one group of
-            all devices.
-        pairs: (source, target) pairs of a permutation.
+        groups: groups of devices that exchange with each other, by position in the program's mesh; empty for one group
+            of all devices.
+        pairs: (source, target) pairs of a ``collective-permute``; empty for other kinds.
         path: name scopes from the outermost inward, from ``jax.named_scope`` and JAX's own.
         loops: enclosing loops, innermost first.
     """
@@ -77,7 +77,7 @@ class _Computation:
 
 
 def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
-    """Sums the bytes by kind of collective over all devices; an instruction in a loop counts once.
+    """Adds up the bytes of each kind of collective over all devices; an instruction in a loop counts once.
 
     Args:
         hlo_text: HLO text of a program, from ``compiled.as_text()``.
@@ -160,7 +160,7 @@ def _computations(text: str) -> Mapping[str, _Computation]:
 
 
 def _path_of_caller(computation: _Computation, computations: Mapping[str, _Computation]) -> tuple[str, ...]:
-    """Returns the name scopes of a computation's caller: XLA:GPU rewrites ``ragged-all-to-all`` and drops its name."""
+    """Returns the name scopes of a computation's caller; XLA:GPU rewrites ``ragged-all-to-all`` and drops its name."""
     while not computation.path and computation.caller is not None:
         computation = computations[computation.caller]
     return computation.path

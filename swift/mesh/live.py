@@ -1,14 +1,14 @@
 """The live mesh: a topology without its failed workers, laid out on devices.
 
-A mesh row, a coordinate on the axis ``worker``, is one live worker. A table, rather than an axis, records which worker
-it is and which stage it serves: a worker may serve a stage other than its own, and a mesh with a hole is still one SPMD
-program.
+Each mesh row, a coordinate on the axis ``worker``, is one live worker. A table, rather than an axis, records which
+worker it is and which stage it serves. So a worker may serve a stage other than its own, and a mesh in which workers
+are missing still runs a single SPMD program.
 
-An expert layer exchanges tokens and weights among the ranks of a worker, and peers of a stage sum its gradients: far
-more bytes than the activations between stages. So with several hosts, each host gets whole workers, and peers of a
-stage are adjacent: expert ranks communicate within a host, stages between hosts.
+The ranks of a worker exchange tokens and weights in expert layers, and the peers of a stage sum its gradients: far more
+bytes than the activations between stages. So with several hosts, each host gets whole workers, and peers of a stage are
+adjacent: expert ranks communicate within a host, stages between hosts.
 
-R: mesh rows.
+Legend: R mesh rows.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ class MeshRow(NamedTuple):
     Attributes:
         worker: (pipeline, stage) of the worker itself.
         stage: stage that the worker serves, its own unless roles have moved.
-        pipeline: pipeline whose cut defines the contents of that stage; None: the worker's own.
+        pipeline: pipeline whose cut determines the blocks of that stage, or None for the worker's own pipeline.
     """
 
     worker: Worker
@@ -65,7 +65,7 @@ class LiveMesh:
         rows: worker and stage of every mesh row.
         mesh: devices ``[rows, expert ranks]`` with the axes ``worker`` and ``expert``; for virtual ranks, a mesh of one
             device.
-        virtual: True if the expert ranks are a vmapped axis on one device.
+        virtual: whether the expert ranks are a vmapped axis on one device.
     """
 
     topology: Topology
@@ -85,7 +85,7 @@ class LiveMesh:
 
     @property
     def num_live(self) -> int:
-        """Number of mesh rows, R: the live workers."""
+        """Number of live workers, which is the number of mesh rows, R."""
         return len(self.rows)
 
     @property
@@ -113,7 +113,7 @@ class LiveMesh:
 
     @property
     def memory_kinds(self) -> frozenset[str]:
-        """Kinds of memory, in shardings' terms, that the devices have; the platform decides."""
+        """Kinds of memory that the devices have, as in ``Sharding.memory_kind``; they depend on the platform."""
         return frozenset(memory.kind for memory in self.mesh.devices.flat[0].addressable_memories())
 
     @property
@@ -123,7 +123,7 @@ class LiveMesh:
 
     @property
     def share(self) -> dict[int, slice]:
-        """Expert ranks whose state this process has, by stage; all ranks if it has all devices."""
+        """Expert ranks whose state this process has, by stage; all ranks if the process has all devices of the mesh."""
         if {device.process_index for device in self.mesh.devices.flat} == {jax.process_index()}:
             return dict.fromkeys(range(self.topology.num_stages), slice(self.num_ranks))
         ranks_of: dict[int, set[int]] = {}
@@ -133,20 +133,20 @@ class LiveMesh:
         return {stage: slice(min(ranks), max(ranks) + 1) for stage, ranks in ranks_of.items() if ranks}
 
     def with_rows(self, rows: tuple[MeshRow, ...]) -> "LiveMesh":
-        """Returns a mesh with other rows on the devices of this one, which must include all their workers."""
+        """Returns a mesh with other rows on the same devices; their workers must be among those of this mesh."""
         index = [self.workers.index(row.worker) for row in rows]
         return replace(self, rows=rows, mesh=self.mesh if self.virtual else Mesh(self.mesh.devices[index], AXES))
 
     def with_ranks(self, ranks: Sequence[int]) -> "LiveMesh":
-        """Returns a mesh with the same rows and some of the expert ranks, on the same devices, renumbered in order."""
+        """Returns a mesh with the same rows and some of the expert ranks, renumbered in order, on the same devices."""
         topology = replace(self.topology, num_expert_ranks=len(ranks))
         mesh = self.mesh if self.virtual else Mesh(self.mesh.devices[:, list(ranks)], AXES)
         return replace(self, topology=topology, mesh=mesh)
 
     def row_index(self) -> Int[Array, ""]:
-        """Mesh row that the calling per-rank function runs on, an int32 scalar.
+        """Returns the mesh row on which the calling per-rank function runs, int32[].
 
-        A constant if there is only one row: virtual ranks have no axis ``worker``.
+        It is a constant if there is only one row, since virtual ranks have no axis ``worker``.
         """
         return jnp.int32(0) if self.num_live == 1 else lax.axis_index(WORKER_AXIS)
 
@@ -158,7 +158,7 @@ class LiveMesh:
         )
 
     def put(self, tree: Any, specs: Any) -> Any:
-        """Puts host arrays of the kinds in ``specs`` on the mesh's devices; every process fills its own devices."""
+        """Puts host arrays, of the kinds in ``specs``, on the mesh's devices; every process fills its own devices."""
 
         def put(spec: PartitionSpec, leaf: Any) -> jax.Array:
             leaf = np.asarray(leaf)
@@ -167,7 +167,7 @@ class LiveMesh:
         return map_specs(put, specs, tree)
 
     def put_stages(self, tree: Any, specs: Any) -> Any:
-        """Puts host arrays with a row per stage on the devices of all workers; each worker gets its stage's row.
+        """Puts host arrays with one row per stage on the devices of all workers; each worker gets the row of its stage.
 
         Args:
             tree: arrays ``[P, ...]``; a process reads only the part that its own devices hold.
@@ -184,7 +184,7 @@ class LiveMesh:
         return map_specs(put, specs, tree)
 
     def _filled(self, spec: PartitionSpec, shape: tuple[int, ...], part: Callable[[Any], np.ndarray]) -> jax.Array:
-        """Creates an array, in which this process fills the shards of its own devices."""
+        """Creates an array; this process fills the shards on its own devices."""
         sharding = self.shardings(spec)
         index_on = sharding.addressable_devices_indices_map(shape)
         arrays = jax.device_put([part(index) for index in index_on.values()], list(index_on))
@@ -204,8 +204,8 @@ class LiveMesh:
         Args:
             function: function of this rank's shards, see ``swift.mesh.per_rank``.
             in_specs: spec, or prefix tree of specs, for each argument.
-            out_specs: the same for the result, without REPLICATED. A SHARED result must be equal on all ranks of a
-                worker, so it must be reduced first.
+            out_specs: spec, or prefix tree of specs, for the result; REPLICATED is not allowed. A SHARED result must be
+                equal on all ranks of a worker, so the function must reduce it.
         """
         assert REPLICATED not in jax.tree.leaves(out_specs, is_leaf=is_spec), "results must have a worker dim"
         if self.virtual:
@@ -222,22 +222,22 @@ def live_mesh(
 ) -> LiveMesh:
     """Lays out the live workers of ``topology`` on devices.
 
-    A worker keeps its devices whichever other workers have failed, so that survivors keep their arrays. Hence the
+    A worker's devices do not depend on which other workers have failed, so that survivors keep their arrays. Hence the
     devices of failed workers must exist, too.
 
     Args:
         topology: shape of the whole cluster.
         ranks: ``emulated`` CPU devices, the machine's own ``devices``, or ``virtual`` ranks on one device.
         failed: failed workers.
-        rows: mesh rows: every live worker once, every stage at least once. By default, the live
+        rows: mesh rows, which contain every live worker once and every stage at least once; by default, the live
             workers in mesh order, each serving its own stage.
         devices: available devices, in worker order; by default JAX's own, with several hosts in the order of
-            ``order_by_host``. The devices may belong to a pod that is only described, to compile programs for it.
+            ``order_by_host``. They may be the devices of a described pod, to compile programs for it.
 
     Raises:
-        SettingError: there are more ranks than devices, an unknown kind, virtual ranks with more than one worker, or
-            failures that leave a stage without a live worker while ``rows`` is not given.
-        EmulationError: emulated devices are requested after JAX has started.
+        SettingError: there are more ranks than devices, the kind of rank is unknown, there are virtual ranks with more
+            than one worker, or failures leave a stage without a live worker and ``rows`` is not given.
+        EmulationError: emulated devices are requested after JAX has started with fewer devices.
     """
     if rows is None:
         rows = tuple(MeshRow(worker, worker[1]) for worker in topology.live_workers(failed))
@@ -275,9 +275,9 @@ def _check_rows(topology: Topology, failed: frozenset[Worker], rows: tuple[MeshR
 
 
 def storage_mesh(topology: Topology) -> LiveMesh:
-    """Returns a mesh with one worker per stage, which holds a checkpoint's state and runs nothing.
+    """Returns a mesh with one worker per stage that describes a checkpoint's state and runs nothing.
 
-    All workers are on one device of this process, so this process has the whole state.
+    All workers are on one device of this process, so that this process has the whole state.
     """
     rows = tuple(MeshRow((0, stage), stage) for stage in range(topology.num_stages))
     grid = np.array(jax.local_devices()[:1]).reshape(1, 1)
@@ -287,8 +287,8 @@ def storage_mesh(topology: Topology) -> LiveMesh:
 def local_row(tree: Any) -> Any:
     """Fetches this process's first mesh row of SHARED arrays ``[worker, ...]`` to the host.
 
-    It reads the devices' local shards. Indexing sharded arrays op by op would run one program with collectives per op,
-    and emulated devices can deadlock when many such programs are in flight.
+    This reads the devices' local shards. Indexing a sharded array would run a program with collectives for each
+    operation, and emulated devices can deadlock when many such programs are in flight.
     """
     shards = jax.device_get(jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree))
     return jax.tree.map(lambda shard: shard[0], shards)
@@ -308,7 +308,8 @@ def order_by_host(topology: Topology, devices: Sequence[jax.Device]) -> list[jax
         devices: devices of all hosts, exactly as many as the topology needs, and equally many on each host.
 
     Raises:
-        SettingError: the number of devices differs, or a worker would have part of a host in addition to whole hosts.
+        SettingError: the number of devices is wrong or differs between hosts, or neither of the numbers of ranks per
+            worker and of devices per host divides the other.
     """
     num_ranks, needed = topology.num_expert_ranks, topology.num_devices
     by_host = sorted(devices, key=lambda device: (device.process_index, device.id))
@@ -326,14 +327,14 @@ def order_by_host(topology: Topology, devices: Sequence[jax.Device]) -> list[jax
 
 
 def _some(counts: Sequence[int]) -> str:
-    """Lists the first numbers of devices; a single number if all hosts have the same."""
+    """Formats the numbers of devices on the first few hosts, or a single number if all hosts have the same."""
     if len(set(counts)) == 1:
         return f"{counts[0]} each"
     return ", ".join([*map(str, counts[:_MAX_HOSTS]), *["and so on"] * (len(counts) > _MAX_HOSTS)])
 
 
 def host_line(workers: Sequence[Worker], mesh: Mesh) -> str:
-    """Describes in one line which workers each host has.
+    """Returns one line that says which workers each host has.
 
     Args:
         workers: worker of every row of the mesh.

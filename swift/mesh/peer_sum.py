@@ -1,9 +1,9 @@
 """Sums over the peers of a stage, inside a per-rank function.
 
-After a failure, stages may have different numbers of peers. XLA:CPU sums over such groups in one collective. If the
-compiler refuses unequal groups, permutations along a tree compute the same sum.
+After a failure, stages may have different numbers of peers. XLA:CPU sums over such unequal groups in one collective.
+For compilers that reject unequal groups, permutations along a tree compute the same sum.
 
-R: rows of the axis ``worker``.
+Legend: R rows of the axis ``worker``.
 """
 
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ _Pairs = tuple[tuple[int, int], ...]
 
 
 def reduction_for_unequal_groups(platform: str) -> Unequal:
-    """Chooses a platform's method for sums over groups that differ in size.
+    """Chooses a platform's method for sums over groups of unequal sizes.
 
     Args:
         platform: platform name, as in ``jax.Device.platform``.
 
     Returns:
-        ``grouped`` if one collective accepts such groups; otherwise ``tree``, which works everywhere. XLA:GPU lowers a
-        single sum over unequal groups but rejects it within the branches of a pipeline ("replica id not seen in replica
-        groups"); XLA:TPU rejects it anywhere.
+        ``grouped`` if one collective supports such groups; otherwise ``tree``, which works everywhere. XLA:GPU compiles
+        an isolated sum over unequal groups but rejects it within the branches of a pipeline ("replica id not seen in
+        replica groups"); XLA:TPU always rejects it.
     """
     return "grouped" if platform == "cpu" else "tree"
 
@@ -56,9 +56,9 @@ class PeerAllReduce:
 
     @property
     def is_tree(self) -> bool:
-        """True if rows outside a group take part in its sum.
+        """Whether rows outside a group take part in its sum.
 
-        The sum must then not be in a branch that some rows do not take, or it would deadlock. Otherwise it may be in a
+        If so, the sum must not be in a branch that some rows do not take, or it would deadlock. If not, it may be in a
         branch of a ``lax.cond`` whose predicate is the same for all rows of a group.
         """
         return self.unequal == "tree" and len(set(map(len, self.groups))) > 1
@@ -68,7 +68,7 @@ class PeerAllReduce:
         if max(map(len, self.groups)) == 1:
             return tree
         add = self._along_tree if self.is_tree else self._grouped
-        # psum multiplies a constant by the size of the first group; a copy is traced like any array, and costs nothing.
+        # psum multiplies a constant by the size of the first group; a copy is traced like any array and costs nothing.
         return jax.tree.map(lambda leaf: add(jnp.copy(leaf)), tree)
 
     def _grouped(self, leaf: jax.Array) -> jax.Array:
@@ -88,10 +88,10 @@ class PeerAllReduce:
 
 
 def tree_levels(groups: tuple[tuple[int, ...], ...]) -> tuple[_Pairs, ...]:
-    """Returns each tree level's messages: upward they sum to each group's first row, downward they spread the sum.
+    """Returns the messages on each level of the trees, which sum to a group's first row; reversed, they spread the sum.
 
     Members of a group that are 1, then 2, then 4, ... apart are added, in all groups at once. The number of levels is
-    the logarithm of the largest group's size.
+    the base-2 logarithm of the largest group's size, rounded up.
 
     >>> tree_levels(((0, 3, 5), (1, 4), (2,)))
     (((3, 0), (4, 1)), ((5, 0),))

@@ -1,11 +1,11 @@
-"""Per-rank code: functions on one rank's shards, turned into functions on global arrays.
+"""Per-rank code: turns functions of one rank's shards into functions of global arrays.
 
 Every argument and result of a per-rank function is one of three kinds:
 
 - ``RANKED`` ``[worker, layer, rank, ...]``: each expert rank has its own shard (slices, slots, sequences of a batch);
 - ``SHARED`` ``[worker, ...]``: all expert ranks of a worker hold the same values (placement, counters, metrics);
-- ``REPLICATED`` ``[...]``: all ranks of all workers hold the same values, without a ``worker`` dim (columns common to
-  all workers); for arguments only.
+- ``REPLICATED`` ``[...]``: all ranks of all workers hold the same values, without a ``worker`` dim (such as the table
+  columns that all workers share); for arguments only.
 
 A per-rank function sees ``[layer, ...]``, ``[...]`` and ``[...]``. It may use collectives over the axis ``expert`` but
 must not branch on its own index there, so that the same code runs under ``shard_map`` on real or emulated devices and
@@ -29,23 +29,23 @@ REPLICATED = PartitionSpec()
 
 
 def known_platform() -> str | None:
-    """Platform of the enclosing ``shard_map``'s devices; None outside one, or if its devices are unknown."""
+    """Finds the platform of the enclosing ``shard_map``'s devices; None outside one, or if its devices are unknown."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return None if device is None else device.platform
 
 
 def is_spec(leaf: Any) -> bool:
-    """Distinguishes specs (RANKED, SHARED or REPLICATED) from inner nodes in a tree of specs."""
+    """Whether a node in a tree of specs is a spec (RANKED, SHARED or REPLICATED) rather than an inner node."""
     return isinstance(leaf, PartitionSpec)
 
 
 def map_specs(f: Callable[[PartitionSpec, Any], Any], specs: Any, tree: Any) -> Any:
-    """Maps ``f(spec, leaf)`` over ``tree``; ``specs`` may be a prefix of it."""
+    """Maps ``f(spec, leaf)`` over ``tree``; ``specs`` may be a prefix tree of it."""
     return jax.tree.map(lambda spec, sub: jax.tree.map(lambda leaf: f(spec, leaf), sub), specs, tree, is_leaf=is_spec)
 
 
 def sharded(mesh: Mesh, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
-    """Runs a per-rank function on the devices of a mesh, with ``shard_map``."""
+    """Returns a function that runs a per-rank function on the devices of a mesh, with ``shard_map``."""
 
     def enter(spec: PartitionSpec, block: jax.Array) -> jax.Array:
         if spec == REPLICATED:
@@ -61,12 +61,12 @@ def sharded(mesh: Mesh, function: Callable, in_specs: tuple, out_specs: Any) -> 
     def body(*blocks: Any) -> Any:
         return map_specs(leave, out_specs, run(*map_specs(enter, in_specs, blocks)))
 
-    # check_vma=False: peer groups of unequal sizes need it, and gradients are of local sums, reduced explicitly.
+    # check_vma=False: peer groups of unequal sizes need it, and gradients of local sums are reduced explicitly.
     return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def vmapped(function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
-    """Runs a per-rank function as virtual ranks on one device, with ``vmap``."""
+    """Returns a function that runs a per-rank function as virtual ranks on one device, with ``vmap``."""
 
     def axes(specs: Any) -> Any:
         return jax.tree.map(lambda spec: 1 if spec == RANKED else None, specs, is_leaf=is_spec)

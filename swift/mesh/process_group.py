@@ -1,7 +1,7 @@
-"""Addresses at which processes of several machines connect, where JAX has no public way to set or find them.
+"""Addresses at which processes on several machines connect, which JAX has no public way to set or find.
 
-By default gloo listens on the address that the machine's own name resolves to, which some distributions make a loopback
-address. JAX has no setting for this address, nor a function that finds the other hosts without joining them.
+By default, gloo listens on the address to which the machine's own name resolves; on some distributions this is a
+loopback address. JAX has no setting for this address, and no function that finds the other hosts without joining them.
 """
 
 import errno
@@ -18,7 +18,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def jax_internals() -> tuple[Any, Any, Any]:
-    """Returns JAX's group state, its module of service and client factories, and its CPU backend factory.
+    """Returns JAX's state of the process group, its module of service and client factories, and its CPU client factory.
 
     Raises:
         RunError: this version of JAX lacks one of them.
@@ -43,13 +43,16 @@ def find_group(
     """Asks JAX for the process group that Slurm, Open MPI, Kubernetes or a TPU host started this process in.
 
     Args:
-        count: number of processes; None: detected.
-        process_id: number of this process; None: detected.
+        count: number of processes, or None to detect it.
+        process_id: number of this process, or None to detect it.
         timeout_s: time limit, in seconds.
 
     Returns:
-        The address of process 0, the number of processes and the number of this process, each None if not detected; and
-        the devices that JAX would give this process, None for all visible devices.
+        (the address of process 0, the number of processes, the number of this process, each None if not detected; the
+        devices that JAX would give this process, or None for all visible devices.)
+
+    Raises:
+        RunError: this version of JAX detects process groups in a different way.
     """
     with suppress(ImportError):
         from jax._src.clusters import ClusterEnv
@@ -61,7 +64,7 @@ def find_group(
 
 
 def use_gloo_at(address: str) -> None:
-    """Makes a process group's next CPU backend listen on one of this machine's addresses."""
+    """Makes the next CPU backend of a process group listen on the given address of this machine."""
     state, makers, make = jax_internals()
 
     def make_client() -> Any:
@@ -81,9 +84,9 @@ def own_address(service: str) -> str:
 
 
 def bound_address(service: str) -> str:
-    """Returns the address and port of this machine at which others reach a service at HOST:PORT.
+    """Returns the local address and port to bind so that other machines reach a service at HOST:PORT on this one.
 
-    This address differs from HOST's if a network translates addresses, such as that of a Kubernetes service.
+    The address differs from HOST's if the network translates addresses, as for a Kubernetes service.
     """
     family, address = _resolved(service)
     host = address[0]

@@ -1,11 +1,11 @@
-"""State rows: moves the state of mesh rows to other devices, hosts or processes.
+"""Transfer of the state of mesh rows to other devices, hosts or processes.
 
-Mesh rows move from one mesh to another, from device to device; if the axis ``expert`` changes, they pass through the
+Mesh rows move from one mesh to another by copies between devices; if the axis ``expert`` changes, they pass through the
 host. When a generation of processes ends, so does its backend (see ``swift.elastic.jax_group``): every process keeps
 its part on the host, as ``Shards``, and puts it on the devices of the next generation. A process that joins has no
 state; its row is copied from peers over the mesh, bit for bit.
 
-R: mesh rows.
+Legend: R mesh rows.
 """
 
 import math
@@ -24,7 +24,7 @@ from swift.mesh.peer_sum import PeerAllReduce
 from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED, is_spec, map_specs
 
 Shards = list[np.ndarray]
-"""Share that a process has in an array: one shard for each of its devices, in mesh order."""
+"""A process's share of an array: one shard for each of its devices, in mesh order."""
 
 
 def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
@@ -49,10 +49,11 @@ def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
 
 
 def transfer_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Sequence[int]) -> Any:
-    """Moves state to ``new``: row r becomes row ``source_R[r]`` of the state on ``old``, without passing the host.
+    """Moves state to ``new``, without passing through the host: row r is row ``source_R[r]`` of the state on ``old``.
 
-    A row whose devices stay the same is not copied but shares its buffers, so neither state may be donated while the
-    other is in use. No row moves between processes; a process without a device of the new mesh must not call this.
+    A row whose devices stay the same shares its buffers with the old state, so neither state may be donated while the
+    other is in use. Rows cannot move between processes, and a process without a device of the new mesh must not call
+    this function.
 
     Args:
         tree: arrays ``[worker, ...]`` on ``old``.
@@ -87,7 +88,7 @@ def transfer_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R:
 
 
 def transferred_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> int:
-    """Returns the bytes that ``transfer_rows`` copies between devices, for the same arguments."""
+    """Returns the bytes that ``transfer_rows`` with the same arguments copies between devices."""
     copies = 0 if new.virtual else sum(source != target for source, target in _routes(old, new, source_R))
     shard_bytes = (
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
@@ -130,9 +131,9 @@ def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[in
 
 
 def fetch_shards(tree: Any) -> Any:
-    """Fetches this process's share in every array to the host, as a tree of ``Shards``.
+    """Fetches this process's share of every array to the host, as a tree of ``Shards``.
 
-    On CPU the shards are views of the devices' own buffers, which are freed with their arrays or with the backend.
+    On CPU, the shards are views of the devices' buffers, which are freed together with their arrays or the backend.
     """
 
     def shards(leaf: jax.Array) -> list[jax.Array]:
@@ -147,7 +148,7 @@ def put_shards(shards: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
     """Creates arrays on ``live`` from the shards of all processes.
 
     Args:
-        shards: tree of ``Shards``; None for a process without state, which contributes zeros.
+        shards: tree of this process's ``Shards``, or None for a process without state, which contributes zeros.
         live: mesh of this generation.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         shapes: shapes and dtypes of the whole arrays.
@@ -167,15 +168,15 @@ def put_shards(shards: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
 
 
 def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
-    """Describes a process's share of arrays, with shapes and dtypes.
+    """Returns the shapes and dtypes of a process's share of arrays.
 
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of them.
-        shapes: shapes and dtypes of the whole arrays, of any number of rows.
-        num_devices: number of the process's devices.
+        shapes: shapes and dtypes of the whole arrays, with any number of rows.
+        num_devices: number of devices of the process.
 
     Returns:
-        A tree like ``fetch_shards``'s, of ``jax.ShapeDtypeStruct``.
+        A tree of ``jax.ShapeDtypeStruct`` with the structure of ``fetch_shards``'s result.
     """
 
     def shape(spec: PartitionSpec, abstract: Any) -> list[jax.ShapeDtypeStruct]:
@@ -188,15 +189,16 @@ def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
 
 
 def broadcast_bits(tree: Any, gives: jax.Array, peer_sum: PeerAllReduce) -> tuple[Any, jax.Array]:
-    """Copies a tree bit for bit from each group's giving row to all rows in the group; per rank.
+    """Copies a tree bit for bit from each group's sending row to all rows in the group; a per-rank function.
 
     Args:
         tree: arrays of this rank.
-        gives: whether this row gives, bool[]; one row of a group does, or none of a group that needs nothing.
+        gives: whether this row sends, bool[]; one row of a group does, or none if the group needs nothing.
         peer_sum: sum over the rows of a group.
 
     Returns:
-        (the giving row's tree, or zeros; number of expert ranks whose checksum differs from the sender's, int32[]).
+        (the sending row's tree, or zeros if no row sends; number of this row's expert ranks whose checksum differs from
+        the sender's, int32[]).
     """
     bits = jax.tree.map(_to_bits, tree)
     received, checksum = peer_sum(jax.tree.map(lambda leaf: jnp.where(gives, leaf, 0), (bits, _checksum(bits))))
@@ -205,7 +207,7 @@ def broadcast_bits(tree: Any, gives: jax.Array, peer_sum: PeerAllReduce) -> tupl
 
 
 def _checksum(bits: Any) -> jax.Array:
-    """Computes a 32-bit checksum for a tree of integers: a sum with a different odd weight at every position."""
+    """Computes a 32-bit checksum of a tree of integers: a sum with a different odd weight at every position."""
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(bits):
         words = leaf.reshape(-1)

@@ -1,14 +1,14 @@
-"""The training state, a stage's weights, and reads and writes at indices that are data.
+"""The training state, a stage's weights, and reads and writes at traced indices.
 
-Every leaf of a state has a leading ``worker`` dim: a mesh row has the state of its worker's chunks. Master weights,
-moments and slots are RANKED ``[worker, layer, rank, ...]``; the iteration, the placement and the policy's own state are
-SHARED ``[worker, ...]``. Every worker has an embedding and a head, so that all workers have arrays of one shape; only
-the workers of the first and of the last chunk use them. For the same reason a worker with fewer blocks than another has
-layers of zeros as padding: their gradients are zero, and nothing reads them.
+Every leaf of a state has a leading ``worker`` dim: each mesh row holds the state of its worker's chunks. Master
+weights, moments and slots are RANKED ``[worker, layer, rank, ...]``; the iteration, the placement and the policy's own
+state are SHARED ``[worker, ...]``. All workers have arrays of the same shapes. So every worker has an embedding and a
+head, although only the workers of the first and of the last chunk use them, and a worker with fewer blocks than another
+has layers of zeros as padding: their gradients are zero, and nothing reads them.
 
-The loops over a stage's blocks read stacked weights, separated by kind of block. Attention is in blocks of both kinds,
-so its layers are separated, too; otherwise both kinds would update one array of gradients, which XLA would copy
-(docs/blocks.md). Layers of stacks and slots of buffers are updated in place.
+The loops over a stage's blocks read stacked weights, separated by kind of block. Blocks of both kinds contain
+attention, so its layers are separated, too; otherwise both kinds would update the same array of gradients, and XLA
+would copy it (docs/blocks.md). Layers of stacks and slots of buffers are updated in place.
 
 B: blocks of the longest stage.
 """
@@ -28,13 +28,13 @@ EMBEDDING_AND_HEAD = ("embedding", "head")
 """Groups that only the first and the last chunk use."""
 
 KINDS: Mapping[str, bool | None] = {"attention": None, "mlp": False, "router": True, "expert": True}
-"""Kind of block with a module in each group: whether it has experts; None: both kinds."""
+"""Kind of block that contains each group: True for blocks with experts, False for dense blocks, None for both."""
 
 DeviceBatch: TypeAlias = Any
 """``Batch`` of ``jax.Array``."""
 
 Index: TypeAlias = Any
-"""Index for a slot or a layer: an int or int32[]."""
+"""Index of a slot or a layer: an int or int32[]."""
 
 Layers: TypeAlias = dict[bool, dict[str, Any]]
 """Weights of a stage's blocks, or their gradients: stacks ``[layers, ...]``, by whether a block is a mixture of
@@ -87,7 +87,7 @@ class StageWeights(NamedTuple):
 
     @property
     def _ends(self) -> dict[str, Any]:
-        """Gradients of embedding and head, without copies; if both read one table, its two gradients are summed."""
+        """Gradients of embedding and head, without copies; the two gradients of a tied table are summed."""
         embedding = self.embedding.shard
         if "embedding" in self.head:
             embedding = jax.tree.map(jnp.add, embedding, self.head["embedding"])
@@ -107,7 +107,7 @@ def _by_kind(cut: BlockStacks, stacks: Mapping[str, Any], stage: Index) -> Layer
 
 
 def _by_group(cut: BlockStacks, layers: Layers, stage: Index) -> dict[str, Any]:
-    """Joins layers that are separated by kind; padding layers of attention become zeros."""
+    """Joins layers that are separated by kind of block; padding layers of attention become zeros."""
     stacks = {name: stack for kind_stacks in layers.values() for name, stack in kind_stacks.items()}
     if len(cut.kinds) == 1:
         return stacks

@@ -1,4 +1,4 @@
-"""Compiles one configuration for a pod that is not present, and collects the facts of its program."""
+"""Ahead-of-time compilation of a configuration for an absent pod, and the report on its program."""
 
 import re
 import time
@@ -33,7 +33,7 @@ _EXHAUSTED = (
     re.compile(rf"\({_SIZE}\) exceeds available \w+ \({_SIZE}\)"),
 )
 FITS, TOO_LARGE, REFUSED = "fits", "too large", "refused"
-"""Results of compiling a configuration; ``fits`` also if the chip's memory size is unknown."""
+"""Results of compiling a configuration; the result is also ``fits`` if the chip's memory size is unknown."""
 
 
 def check_pod(experiment: Experiment, pod: Pod) -> None:
@@ -53,9 +53,10 @@ def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, 
 
     Args:
         experiment: experiment to compile.
-        failed: failed workers; None: the configurations in the experiment's own failure list, and the fault-free one.
+        failed: failed workers, or None for the configurations of the first window and of the windows that start
+            with an event in the experiment's failure list.
         near: whether to include configurations one failure or one return away; with a single pipeline, those with one
-            expert rank less or more.
+            expert rank fewer or more.
 
     Raises:
         SettingError: a worker does not exist, or a stage is left without a live worker.
@@ -91,7 +92,7 @@ def _near(experiment: Experiment, down: FailedSet) -> Iterator[FailedSet]:
 
 
 def compile_one(experiment: Experiment, pod: Pod, down: FailedSet) -> dict[str, Any]:
-    """Plans, lowers and compiles the main step of a configuration; ``docs/compile.md`` describes the result.
+    """Plans, lowers and compiles the main step of a configuration; returns the report, see ``docs/compile.md``.
 
     Raises:
         SettingError: the pod's compiler is not installed, or there is no plan.
@@ -124,7 +125,7 @@ def compile_one(experiment: Experiment, pod: Pod, down: FailedSet) -> dict[str, 
 
 
 def _compiled(lowered: Lowered, pod: Pod) -> Compiled | dict[str, Any]:
-    """Compiles the program, or returns a report on why it cannot be compiled."""
+    """Compiles the program, or reports why it cannot be compiled."""
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -153,7 +154,7 @@ def _memory(compiled: Compiled, pod: Pod) -> dict[str, Any]:
 
 
 def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -> dict[str, Any]:
-    """Reports collectives, floating-point operations and predicted time of a compiled step."""
+    """Reports the collectives, floating-point operations and predicted time of a compiled step."""
     spec, plan = steps.spec, steps.plan
     live = spec.live
     num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, live.num_ranks)
@@ -186,7 +187,7 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
 
 
 def _coords(device: Any, pod: Pod) -> tuple[int, ...]:
-    """Returns the coordinates of a device: (x, y, ...) on a TPU, otherwise (host, number in the host)."""
+    """Returns the coordinates of a device: (x, y, ...) for a TPU, otherwise (host, index within the host)."""
     if pod.chip.platform == "tpu":
         return tuple(device.coords[: len(pod.shape)])
     per_host = pod.shape[-1]

@@ -1,21 +1,23 @@
-"""Predicts an iteration's time: a roofline model for the ops, tick by tick, and a link model for the collectives.
+"""Prediction of an iteration's time: a roofline model for the ops, tick by tick, and a link model for collectives.
 
-- Work (``Work``, ``op_costs``): floating-point operations and memory traffic of the ops on one rank, before anything is
-  compiled. Only matmuls are counted, with their inputs and outputs, plus accumulated and stashed values; everything
-  else is assumed to be fused with them.
-- Runs (``OpCounts``): how often each part of a compiled step runs. The schedule is data, so this follows from the tick
-  table. A collective carries the names of the parts that contain it (``swift.pipeline.scopes``), which XLA preserves.
-- Links (``Interconnect``): a collective takes as long as the bytes on its busiest link. TPU chips form a mesh whose
-  long dimensions wrap around; a message travels one dimension after the other, in the shorter direction. A GPU has one
-  link in each direction to the switch of its host, and one in each direction to other hosts. All groups of a collective
-  run concurrently. In an ``all-to-all`` every device sends an equal share to every other; ``ragged-all-to-all`` is
-  treated the same. ``all-gather`` and ``reduce-scatter`` run on a ring of the group, half of the bytes in each
-  direction; ``all-reduce`` is one after the other; ``collective-permute`` sends its pairs.
+- Work (``Work``, ``op_costs``): floating-point operations and memory traffic of the ops on one rank, estimated before
+  anything is compiled. FLOPs are those of matmuls. Memory traffic consists of the inputs and outputs of matmuls and
+  kernels, and of accumulated and stashed values; everything else is assumed to be fused with them.
+- Runs (``OpCounts``): how often each part of a compiled step runs. The program does not show this, since the schedule
+  is an argument; it is determined by the tick table. Each collective carries the names of the parts that contain it
+  (``swift.pipeline.scopes``), which XLA preserves.
+- Links (``Interconnect``): the time of a collective is determined by the bytes on its busiest link, plus latency. TPU
+  chips form a mesh whose long dimensions wrap around; a message travels along one dimension after the other, in the
+  shorter direction. A GPU has one link in each direction to the switch of its host, and one in each direction to other
+  hosts. All groups of a collective run concurrently. In an ``all-to-all``, every device sends an equal share to every
+  other; ``ragged-all-to-all`` is treated in the same way. ``all-gather`` and ``reduce-scatter`` run on a ring of the
+  group, with half of the bytes in each direction; ``all-reduce`` is a ``reduce-scatter`` followed by an ``all-gather``;
+  ``collective-permute`` sends a message for each of its pairs.
 
 No overlap is assumed. A tick of a pipeline takes as long as its longest op, because all workers wait for each other's
 messages.
 
-T: ticks, R: rows of the axis ``worker``, C: chunks.
+Legend: T ticks, R rows of the axis ``worker``, C chunks.
 """
 
 import math
@@ -49,10 +51,10 @@ _KIND_OF = {scopes.FORWARD: Kind.F, scopes.BACKWARD_INPUT: Kind.B, scopes.BACKWA
 _MESSAGES = (scopes.ACTIVATIONS, scopes.GRADIENTS)
 _NAMES = (*_KIND_OF, *_MESSAGES, scopes.MICROBATCH, scopes.UPDATE)
 _OTHER = "other"
-"""Part for collectives without a name: metrics, and collectives that XLA introduced."""
+"""Part for collectives without a name: those of the metrics, and those that XLA introduced."""
 
 _TPU_HOP_S, _GPU_MESSAGE_S = 1e-6, 5e-6
-"""Latency in seconds of a ring step on TPU, or a message on GPU."""
+"""Latency, in seconds, of a step on TPU and of a message on GPU."""
 
 _Value = TypeVar("_Value")
 _UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
@@ -60,7 +62,7 @@ _UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one rank: floating-point operations and memory traffic in bytes."""
+    """Work of one rank: floating-point operations, and memory traffic in bytes."""
 
     num_flops: int
     num_bytes: int
@@ -72,7 +74,7 @@ class Work:
         return Work(self.num_flops * times, self.num_bytes * times)
 
     def seconds(self, chip: Chip, dtype: str) -> float:
-        """Returns the time by the roofline model: the longer of compute time and memory time."""
+        """Returns the time according to the roofline model: the longer of compute time and memory time."""
         assert chip.peak_flops is not None
         assert chip.memory_bandwidth is not None
         return max(self.num_flops / chip.peak_flops[dtype], self.num_bytes / chip.memory_bandwidth)
@@ -82,19 +84,20 @@ class Work:
         """Counts the work of a function from its jaxpr.
 
         Args:
-            function: function to trace; may use collectives over the expert ranks.
+            function: function to trace; it may use collectives over the expert ranks.
             arguments: shapes of the arguments.
             num_ranks: number of expert ranks.
-            more_bytes: memory traffic in addition to the matmuls'.
+            more_bytes: memory traffic in addition to that of matmuls and kernels, in bytes.
         """
         jaxpr = jax.make_jaxpr(function, axis_env=[(EXPERT_AXIS, num_ranks)])(*arguments)
         return cls(dot_flops(jaxpr), dot_bytes(jaxpr) + more_bytes)
 
 
 def op_costs(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
-    """Returns the work per run for each part of a step, by the names in ``swift.pipeline.scopes``.
+    """Returns the work of one run of each part of a step, by the names in ``swift.pipeline.scopes``.
 
-    If chunks have unequal layers, ops are listed by chunk, such as ``F/0``; a chunk is a stage if all cuts are equal.
+    If chunks have different layers, ops are listed by chunk, such as ``F/0``. A chunk is a stage if all pipelines have
+    the same cut.
 
     Args:
         spec: specification of the step, on any mesh.
@@ -129,7 +132,7 @@ def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
 
 
 def _block_work(block: SplitStage, block_args: tuple[Any, Any], x: Any, d_out: Any, num_ranks: int) -> list[Work]:
-    """Counts the work of a block's F, B and W, without the traffic for their stashes."""
+    """Counts the work of a block's F, B and W, without the memory traffic of their stashes."""
     return [
         Work.of(block.forward, (*block_args, x), num_ranks),
         Work.of(block.backward_input, (*block_args, *block.stash_shapes[:2], d_out), num_ranks),
@@ -146,7 +149,7 @@ def _embedding_and_head(spec: StepSpec, num_sequences: int, x: jax.ShapeDtypeStr
 
 
 def _update(spec: StepSpec) -> Work:
-    """Counts an update's work: sums over replicas, and traffic of master weights, moments, slots and gradients."""
+    """Counts an update's work: sums over replicas, and memory traffic of weights, moments, slots and gradients."""
     ranks, state = spec.live.num_ranks, spec.worker_shapes
     num_flops = 0
     for name, leaf in state.slots.items():
@@ -158,7 +161,7 @@ def _update(spec: StepSpec) -> Work:
 
 
 def _added(spec: StepSpec, weights: Any) -> int:
-    """Returns the traffic in bytes to accumulate gradients: each sum is read and written once."""
+    """Returns the memory traffic of accumulating gradients, in bytes: each sum is read and written once."""
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
     return 2 * size * jnp.dtype(spec.accumulate_dtype).itemsize
 
@@ -169,14 +172,14 @@ def _bytes(tree: Any) -> int:
 
 @dataclass(frozen=True)
 class OpCounts:
-    """Counts how often a program's parts run, on every row of its mesh.
+    """Counts how often the parts of a program run on every row of its mesh.
 
     Attributes:
-        spec: specification of the step.
-        table: tick table that the program interprets; None for a single worker.
-        num_iterations: K, number of iterations in a call.
-        look_up_rounds: number of rounds of a look-up in a sharded embedding; the program does not show it, since the
-            tokens decide.
+        spec: step spec.
+        table: tick table that the program interprets, or None for a single worker.
+        num_iterations: number of iterations in a call, K.
+        look_up_rounds: number of rounds of a look-up in a sharded embedding; the program does not show it, since it
+            depends on the tokens.
     """
 
     spec: StepSpec
@@ -187,7 +190,7 @@ class OpCounts:
     def part(self, collective: Collective) -> str:
         """Names the part of a step that contains a collective, by ``swift.pipeline.scopes``, or ``_OTHER``.
 
-        Collectives of an update are told apart as ``collect/GROUP``, ``peers/GROUP`` or ``materialize/GROUP``.
+        The parts of an update are ``collect/GROUP``, ``peers/GROUP`` and ``materialize/GROUP``.
         """
         path = collective.path
         for name in (scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE):
@@ -208,16 +211,16 @@ class OpCounts:
         inner = [loop for loop in collective.loops if name == _OTHER or name in loop.path]
         # Loops are listed innermost first: the last one is the loop over blocks, the others are inside a block.
         over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]
-        # Copies are assumed to need no rounds: no row is needed twice in an iteration.
+        # Copies of hot rows are assumed to need no further rounds: no row is needed twice in an iteration.
         if scopes.COPIES in collective.path:
             is_in_round = any(scopes.COPIES in loop.path for loop in collective.loops)
             return np.array([0 if is_in_round else 1] * len(self.spec.chunks.sizes))
-        if scopes.EMBEDDING in collective.path:  # only in the first chunk, outside of blocks
+        if scopes.EMBEDDING in collective.path:  # only in the first chunk, outside its blocks
             return np.array([self._look_up_trips(collective)] + [0] * (len(self.spec.chunks.sizes) - 1))
         trips = math.prod(self._trips(loop.num_trips) for loop in inner if loop not in over_blocks)
-        if scopes.HEAD in collective.path:  # only in the last chunk, outside of blocks
+        if scopes.HEAD in collective.path:  # only in the last chunk, outside its blocks
             return np.array([0] * (len(self.spec.chunks.sizes) - 1) + [trips])
-        # Only blocks with experts have collectives; in a chunk with both kinds of blocks they are in a branch.
+        # Only blocks with experts have collectives, which are in a branch if there are blocks of both kinds.
         blocks_C = np.array(self.spec.chunks.ops.counts(is_moe=True))
         # If no chunk has more than one block, the program has no loop over blocks.
         is_per_block = over_blocks or (name in _KIND_OF and max(self.spec.chunks.sizes) == 1)
@@ -252,7 +255,7 @@ class OpCounts:
         return next((name for name in _NAMES if name in collective.path), _OTHER)
 
     def _trips(self, num_trips: int | None) -> int:
-        """Returns the trip count of a loop; the compiler knows it for all loops but the loop over ticks."""
+        """Returns the trip count of a loop; the compiler knows that of every loop except the loop over ticks."""
         if num_trips is not None:
             return num_trips
         return 1 if self.table is None else int(self.table.phase_bounds[-1])
@@ -275,9 +278,9 @@ class OpCounts:
     def _of_updates(self, path: tuple[str, ...]) -> np.ndarray:
         """Returns how often a part of the updates runs in an iteration, int64 ``[R]``.
 
-        Updates of embedding and head are in a branch, and run only on rows that use them. If workers hold several
-        chunks, the program has an update either once, to run for each chunk, or once for each round of sums over peers;
-        the sum is in the branch of a round in either case.
+        Updates of embedding and head are in a branch and run only on rows that use these. If workers hold several
+        chunks, the program contains an update either once, which runs for every chunk, or once for each round of sums
+        over peers; in both cases the sum itself is in the branch of its round.
         """
         is_used_RC = self._holds_RC.copy()
         ends = [chunk for name, chunk in (("embedding", 0), ("head", -1)) if name in path and "branch_1_fun" in path]
@@ -306,19 +309,19 @@ class _Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Interconnect:
-    """A model of the links between a pod's devices.
+    """Model of the links between the devices of a pod.
 
     Attributes:
-        pod: the whole pod.
-        coords: coordinates of each device of the program's mesh: (x, y, z) on a TPU, otherwise (host, number in the
-            host).
+        pod: pod that runs the program.
+        coords: coordinates of each device of the program's mesh: (x, y, ...) for a TPU, otherwise (host, index within
+            the host).
     """
 
     pod: Pod
     coords: Sequence[tuple[int, ...]]
 
     def seconds(self, collective: Collective) -> float:
-        """Returns the time that a collective takes once, with all groups at once."""
+        """Returns the time of one run of a collective, whose groups all run concurrently."""
         messages, num_steps = list(self._messages(collective)), self._num_steps(collective)
         if not messages:
             return 0.0
@@ -338,7 +341,7 @@ class Interconnect:
                 share = collective.num_bytes / size
                 yield from (_Message(a, b, share) for a in group for b in group if a != b)
                 continue
-            # Bytes over every edge of the ring, both directions together; an all-reduce goes around twice.
+            # Bytes over every edge of the ring, in both directions together; an all-reduce goes around twice.
             around = collective.num_bytes * (size - 1) / size * (2 if collective.kind == "all-reduce" else 1)
             ring = self._ring(group)
             for a, b in zip(ring, (*ring[1:], ring[0]), strict=True):
@@ -351,7 +354,7 @@ class Interconnect:
         return (2 if collective.kind == "all-reduce" else 1) * size // 2
 
     def _ring(self, group: tuple[int, ...]) -> tuple[int, ...]:
-        """Orders the devices of a group in a snake through the mesh, so that neighbours on the ring are close."""
+        """Orders the devices of a group along a snake through the mesh, so that neighbors on the ring are close."""
 
         def key(device: int) -> tuple[int, ...]:
             order: list[int] = []
@@ -414,7 +417,7 @@ def total_flops(runs: OpCounts, work: Mapping[str, Work]) -> int:
 def predict(
     runs: OpCounts, work: Mapping[str, Work], collectives: Sequence[Collective], links: Interconnect, dtype: str
 ) -> dict[str, float] | None:
-    """Predicts the milliseconds of an iteration by part; returns None if the chip's figures are unknown.
+    """Predicts the time of an iteration and of its parts, in ms; returns None if the chip's peak FLOPs are unknown.
 
     Args:
         runs: run counts of the program's parts.
@@ -455,18 +458,18 @@ def predict(
 
 
 def _by_chunk(runs: OpCounts, by_name: Mapping[str, _Value], name: str) -> list[_Value]:
-    """Returns the value of an op for every chunk, from entries for all chunks (``F``) or for each (``F/0``)."""
+    """Returns an op's value for every chunk, from one entry for all chunks (``F``) or an entry for each (``F/0``)."""
     chunks = range(len(runs.spec.chunks.sizes))
     return [by_name[name] if name in by_name else by_name[f"{name}/{chunk}"] for chunk in chunks]
 
 
 def _ticks(runs: OpCounts, busy: Mapping[str, float], inside_C: Mapping[str, np.ndarray]) -> float:
-    """Returns a call's seconds in ops; in every tick all workers wait for the longest op.
+    """Returns the time that a call spends in ops, in seconds; in every tick, all workers wait for the longest op.
 
     Args:
         runs: run counts of the program's parts.
-        busy: seconds of compute for each part.
-        inside_C: by part, seconds of the collectives inside an op of each chunk.
+        busy: compute time of each part, in seconds.
+        inside_C: for each part, the time of the collectives inside an op of each chunk, in seconds.
     """
     if runs.table is None:
         return runs.spec.num_microbatches * (busy[scopes.MICROBATCH] + float(inside_C[scopes.MICROBATCH].max()))

@@ -1,4 +1,4 @@
-"""The compile report, as a JSON document and as text."""
+"""Compile report as a JSON document and as text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,11 +18,11 @@ _PARTS = {
     "exchange": "weights and gradients on the wire",
     "other": "other collectives",
 }
-"""Descriptions of the predicted time's parts."""
+"""Descriptions of the parts of the predicted time."""
 
 
 def document(experiment: Experiment, pod: Pod, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Makes the JSON document from the reports of ``compile_one`` for all configurations."""
+    """Builds the JSON document from the reports of ``compile_one`` on all configurations."""
     chip, topology = pod.chip, experiment.topology
     return {
         "topology": {

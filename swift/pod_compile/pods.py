@@ -1,4 +1,4 @@
-"""Pods by name: their chips and shapes, and JAX device descriptions to compile for."""
+"""Pods by name: their chips and shapes, and descriptions of their devices for which JAX can compile."""
 
 import math
 import os
@@ -15,16 +15,16 @@ from swift.errors import SettingError
 from swift.mesh.devices import CHIPS, Chip, emulate_devices
 
 _EXAMPLES = {"v5e": "v5e:4x4", "v5p": "v5p:4x4x4", "v6e": "v6e:4x4", "cpu": "cpu:8"}
-"""Example names by generation; GPU pods are named by hosts x devices."""
+"""Example names of pods by generation; the name of a GPU pod gives hosts x GPUs per host."""
 _EXTRAS = {"tpu": "tpu", "gpu": "cuda13"}
-"""Extras of this package that install a platform's compiler."""
+"""Extra of this package that installs the compiler of each platform."""
 _MOST_DEVICES = 8192
 _TPU_HOST = (2, 2, 1)
 """Number of chips in a host along each dimension; a pod consists of whole hosts."""
 
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # avoids waiting for a metadata server of Google Cloud
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # takes no lock that a process with real chips could need
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # avoids a lock that a process with real chips could need
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -36,12 +36,12 @@ _GPUS = {"h100": _HOPPER, "h200": _HOPPER, "b200": _BLACKWELL}
 
 @dataclass(frozen=True)
 class Pod:
-    """Connected devices: a mesh or torus of TPU chips, hosts x GPUs, or emulated CPU devices.
+    """Group of connected devices: a mesh or torus of TPU chips, hosts with GPUs, or emulated CPU devices.
 
     Attributes:
         name: name, such as ``v5e:4x4``.
         generation: key of ``CHIPS``.
-        shape: number of TPU chips along each dimension; (hosts, GPUs per host); or (CPU devices,).
+        shape: numbers of TPU chips along each dimension, (hosts, GPUs per host), or (CPU devices,).
     """
 
     name: str
@@ -72,7 +72,7 @@ class Pod:
 
     @property
     def chip(self) -> Chip:
-        """The pod's kind of chip."""
+        """Capabilities of each of the pod's devices."""
         return CHIPS[self.generation]
 
     @property
@@ -92,17 +92,18 @@ def _examples() -> str:
 def settle_process(pod: Pod) -> None:
     """Prepares JAX in this process to compile for a pod; call it before any other use of JAX.
 
-    The process then has CPU devices only, which hold constants: one, or for a pod of CPUs as many as the pod has.
+    The process then has only CPU devices, which hold constants: as many as the pod if it consists of CPU devices,
+    otherwise one.
     """
     os.environ.update(_ENVIRONMENT)
     emulate_devices(pod.num_devices if pod.chip.platform == "cpu" else 1)
 
 
 def described_devices(pod: Pod) -> Sequence[jax.Device]:
-    """Describes a pod's devices, host by host, for JAX to compile for.
+    """Returns descriptions of a pod's devices, host by host, for which JAX can compile.
 
     Raises:
-        SettingError: the platform's compiler is not installed, or does not know such a pod.
+        SettingError: the platform's compiler is not installed or does not know such a pod.
     """
     platform = pod.chip.platform
     if platform == "cpu":

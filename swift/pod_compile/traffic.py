@@ -1,13 +1,14 @@
-"""Bytes that a step exchanges: counted in the compiled program, and by closed form for comparison.
+"""Bytes that a step exchanges: counted in the compiled program and, for comparison, computed in closed form.
 
 The exchange moves gradients to optimizer slices and weights to slots: 2 * slots * ranks * W * bytes per layer (SYMI,
 section 3). Tokens travel to the experts and back, forward and backward: 4 * ranks * rows * D * bytes per layer and
 micro-batch. If a token is sent to a rank only once, there is one row for each token and rank.
 
-A sharded head is exchanged once, instead of once for each rank; in return, a rank's tokens travel to all ranks, and
-their gradients back. A sharded embedding is not exchanged: its rows travel to the tokens, and their gradients back.
+The weights of a sharded head are exchanged once, instead of once for each rank; in return, a rank's tokens travel to
+all ranks, and their gradients travel back. A sharded embedding is not exchanged: its rows travel to the ranks of the
+tokens, and their gradients travel back.
 
-R: rows of the axis ``worker``, W: parameters of an expert, D: model width.
+Legend: R rows of the axis ``worker``, W parameters of an expert, D model dim.
 """
 
 from collections import Counter
@@ -34,13 +35,13 @@ _SHARES = (scopes.EMBEDDING, scopes.HEAD)
 
 
 def moved_bytes(collective: Collective, runs_R: np.ndarray, num_ranks: int) -> int:
-    """Returns a collective's bytes in one call of the program, over all devices.
+    """Returns the bytes that a collective exchanges in one call of the program, over all devices.
 
     Groups of one device exchange nothing.
 
     Args:
-        collective: the collective.
-        runs_R: number of runs on every row.
+        collective: collective of the program.
+        runs_R: number of times that it runs on every row.
         num_ranks: number of devices in a row.
     """
     all_devices = [tuple(range(len(runs_R) * num_ranks))]
@@ -50,7 +51,7 @@ def moved_bytes(collective: Collective, runs_R: np.ndarray, num_ranks: int) -> i
 
 
 def bytes_by_kind(collectives: Sequence[Collective], runs: OpCounts) -> dict[str, dict[str, float]]:
-    """Counts an iteration's collectives by kind, with their bytes over all devices."""
+    """Counts the collectives of an iteration by kind, with their bytes over all devices."""
     count, total = Counter[str](), Counter[str]()
     for collective in collectives:
         runs_R = runs.of(collective)
@@ -61,7 +62,7 @@ def bytes_by_kind(collectives: Sequence[Collective], runs: OpCounts) -> dict[str
 
 
 def exchange(collectives: Sequence[Collective], runs: OpCounts) -> dict[str, dict[str, float]]:
-    """Returns the bytes of the weight exchange in an iteration, by parameter group: compiled, and by closed form."""
+    """Returns the bytes of an iteration's weight exchange by parameter group, as compiled and in closed form."""
     spec = runs.spec
     compiled: Counter[str] = Counter()
     for collective in collectives:
@@ -80,7 +81,7 @@ def _exchange_formula(runs: OpCounts, name: str) -> float:
     assert isinstance(layout, Decoupled)
     num_ranks = spec.live.num_ranks
     if num_ranks == 1 or isinstance(layout, FetchedPerMicrobatch):
-        return 0  # all data stays on the device, or travels in the ops
+        return 0  # all data stays on the device, or travels inside the ops
     is_first, is_last = runs.end_rows
     embeds = runs.num_updates if spec.ties_stages else is_first.sum()
     num_updates = {"embedding": embeds, "head": is_last.sum()}.get(name, runs.num_updates)
@@ -95,10 +96,10 @@ def _exchange_formula(runs: OpCounts, name: str) -> float:
 
 
 def tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
-    """Returns the bytes of tokens sent to experts and back in an iteration: compiled, and by closed form.
+    """Returns the bytes of tokens sent to experts and back in an iteration, as compiled and in closed form.
 
-    With exact capacity this includes the experts' weights and gradients, which travel in the same ops. With
-    recomputation of blocks (``Experiment.remat``) there is no closed form.
+    With exact capacity, this includes the experts' weights and gradients, which travel in the same ops. With
+    recomputation of blocks (``Experiment.remat``), there is no closed form.
 
     Args:
         collectives: collectives of the program.
@@ -125,7 +126,7 @@ def tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int
 
 
 def _fetched_bytes(spec: StepSpec) -> int:
-    """Returns the bytes to fetch a rank's slots per micro-batch and layer, with exact capacity.
+    """Returns the bytes to fetch a rank's slots for a micro-batch and layer, with exact capacity; otherwise 0.
 
     The weights are fetched twice, and their gradients are sent once.
     """
@@ -137,10 +138,10 @@ def _fetched_bytes(spec: StepSpec) -> int:
 
 
 def bytes_in_transit(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> list[Collective]:
-    """Scales the ragged collectives to the rows that travel on average; ``num_sequences`` as for ``tokens``.
+    """Scales ragged collectives to the average number of rows that travel; for ``num_sequences`` see ``tokens``.
 
-    A ragged collective moves only the rows that exist, but the program shows the size of its buffer, the maximum. On
-    average a token goes to fewer ranks.
+    A ragged collective moves only the rows that exist, but the program shows only the size of its buffer, which is the
+    maximum. On average, tokens are sent to fewer ranks.
     """
     spec, ranks = runs.spec, runs.spec.live.num_ranks
     capacity, shape = spec.experts.capacity, (spec.experts, num_sequences * spec.gpt.config.sequence_length, ranks)
@@ -152,10 +153,10 @@ def bytes_in_transit(collectives: Sequence[Collective], runs: OpCounts, num_sequ
 
 
 def head_tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
-    """Returns the bytes of the loss with a sharded head in an iteration; ``num_sequences`` as for ``tokens``.
+    """Returns the bytes of the loss with a sharded head in an iteration; for ``num_sequences`` see ``tokens``.
 
-    For each token: its residual stream, the stream's gradient, its label, whether it counts, and three numbers of the
-    loss that are combined over the ranks.
+    Each token contributes its residual stream, the stream's gradient, its label, whether it counts, and three numbers
+    of the loss that are combined over the ranks.
     """
     spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
     compiled = sum(
@@ -175,10 +176,10 @@ def head_tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences
 
 
 def looked_up_rows(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
-    """Returns the bytes of look-ups in a sharded embedding in an iteration; ``num_sequences`` as for ``tokens``.
+    """Returns the bytes of look-ups in a sharded embedding in an iteration; for ``num_sequences`` see ``tokens``.
 
-    For each request: its row number, and the row or the row's gradient. Plus the number of rounds, which depends on the
-    tokens.
+    Each request contributes its row number, and the row or its gradient. In addition, the ranks exchange the number of
+    rounds, which depends on the tokens.
     """
     spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
     compiled = sum(
@@ -188,7 +189,7 @@ def looked_up_rows(collectives: Sequence[Collective], runs: OpCounts, num_sequen
     )
     size = max_requests_per_round(num_sequences * config.sequence_length, ranks)
     values = jnp.dtype(spec.compute_dtype).itemsize + jnp.dtype(spec.row_wire_dtype).itemsize
-    requests = 2 * 4 + config.model_dim * values  # both in F and in B
+    requests = 2 * 4 + config.model_dim * values  # the row number travels in F and in B
     per_device = runs.look_up_rounds * ranks * size * requests + 2 * 4
     return {
         "rounds": runs.look_up_rounds,

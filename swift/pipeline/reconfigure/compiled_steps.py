@@ -41,8 +41,8 @@ class WindowResult:
 
     Attributes:
         state: state after the window.
-        metrics: metrics of its iterations, on the host; see ``by_iteration``.
-        was_discarded: whether the window did not count, so that its iterations were repeated one by one.
+        metrics: metrics of the window's iterations, on the host; see ``by_iteration``.
+        was_discarded: whether the window was discarded and its iterations were repeated one by one.
     """
 
     state: TrainState
@@ -57,7 +57,7 @@ class Steps:
         spec: step spec on the configuration's live mesh.
         configuration: planned failure set.
         num_sequences: sequences of a micro-batch, over all expert ranks.
-        store: cache that the processes of a run share; None: no cache.
+        store: cache that the processes of a run share, or None for no cache.
         keep_state: whether to leave the state before an iteration unchanged, so that the iteration can be repeated.
     """
 
@@ -85,7 +85,7 @@ class Steps:
         num_sequences: int,
         store: ExecutableCache,
     ) -> Self:
-        """Creates the steps for a group of processes, which keep the state before an iteration.
+        """Creates the steps for a group of processes; these steps keep the state before an iteration.
 
         Args:
             spec: step spec, on any mesh.
@@ -99,7 +99,7 @@ class Steps:
 
     @property
     def main(self) -> StepKind:
-        """Program of most iterations. If a sum over peers needs all workers (TPU), windows are not possible."""
+        """Program of most iterations: ``window`` if K > 1, unless a sum over peers involves all workers (TPU)."""
         return "window" if self.configuration.window > 1 and not self.spec.sums_need_all else "single"
 
     @property
@@ -113,7 +113,7 @@ class Steps:
         return self.configuration.plans[self.configuration.window if self.main == "window" else 1]
 
     def put(self, batches: Sequence[Batch]) -> list[DeviceBatch]:
-        """Puts host batches on the devices of the workers that run them: a window's batches together, or one by one."""
+        """Puts host batches on the devices of the workers that run them: a window's together, others one by one."""
         if self.main == "window" and len(batches) > 1:
             return [self.on_devices(batches)]
         return [self.on_devices([batch]) for batch in batches]
@@ -131,7 +131,7 @@ class Steps:
             device_batches: the same batches on devices, from ``put``.
 
         Returns:
-            A function that waits for the end of the iterations and returns their result.
+            A function that waits for the iterations to finish and returns their result.
         """
         if len(device_batches) == len(batches):
             return self._singles(state, device_batches, was_discarded=False)
@@ -174,7 +174,7 @@ class Steps:
 
     @cached_property
     def read_here(self) -> Bool[np.ndarray, "M B"]:
-        """Sequences of an iteration's batch that this process's devices read, so that a host need load no others."""
+        """Whether this process's devices read each sequence of an iteration's batch; a host need load only these."""
         live, shape_MB = self.spec.live, (self.spec.num_microbatches, self._num_sequences)
         number_MBT = 1 + np.arange(math.prod(shape_MB), dtype=np.int32).reshape(*shape_MB, 1)
         is_read = np.zeros(number_MBT.size + 1, bool)  # entry 0 stands for padding
@@ -185,7 +185,7 @@ class Steps:
         return is_read[1:].reshape(shape_MB)
 
     def run_window(self, state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
-        """Runs K iterations: (new state, metrics ``[worker, K, ...]``, bool[worker]: whether they count)."""
+        """Runs K iterations: (new state, metrics ``[worker, K, ...]``, bool[worker]: whether the window counts)."""
         return self.compiled("window")(state, batch)
 
     def run_single(self, state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -204,16 +204,16 @@ class Steps:
             return self._compiled[kind]
 
     def is_compiled(self, kind: StepKind) -> bool:
-        """Whether a program of this kind could start without compiling."""
+        """Whether the program of a kind is compiled."""
         return kind in self._compiled
 
     def memory(self, kind: StepKind) -> ProgramMemory | None:
-        """Returns ``ProgramMemory.of`` a kind's program, compiling it on first use."""
+        """Returns ``ProgramMemory.of`` the program of a kind, compiling it on first use."""
         self.compiled(kind)
         return ProgramMemory.of(self._programs[kind])
 
     def lowered(self, kind: StepKind) -> Lowered:
-        """Returns the lowered program of a kind, from shapes alone, so that its devices need not exist."""
+        """Lowers the program of a kind from shapes alone, so that its devices need not exist."""
         spec, live = self.spec, self.spec.live
         state = spec.abstract(with_slots=True)
         if spec.is_single_worker:
@@ -259,8 +259,8 @@ class Steps:
 def program_key(configuration: Configuration, num_ranks: int, kind: StepKind, *, keep_state: bool) -> object:
     """Returns the cache key for a program in a run; configurations with equal keys share the program.
 
-    Keys are equal whichever workers have failed, except for configurations with their own cuts, whose devices are in
-    another order.
+    The key does not depend on which workers have failed, except in configurations with their own cuts: their devices
+    are in a different order.
     """
     shape, holdings = _table(configuration, kind).shape, (configuration.roles, configuration.chunks)
     return kind, keep_state, num_ranks, configuration.window, configuration.device_rows, holdings, shape

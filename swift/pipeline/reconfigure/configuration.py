@@ -1,8 +1,8 @@
 """Configurations: the plan for a failure set, and the live worker in each of its roles.
 
 A plan depends only on the number of failures in each stage (ReCycle's failure normalization). So mesh rows are roles of
-a canonical problem, and the workers that fill them are data: configurations that differ only in which workers failed
-share a plan, and their programs differ only in the order of the devices.
+a canonical problem, which any workers can fill: configurations that differ only in which workers failed share a plan,
+and their programs differ only in the order of the devices.
 
 Legend: D pipelines, P stages, M micro-batches of a pipeline, K iterations of a window, R mesh rows, n micro-batches of
 a worker, N expert ranks, B sequences, T positions.
@@ -36,9 +36,9 @@ class PlanSettings:
     """Settings that all plans of a run share.
 
     Attributes:
-        problem: a window of K iterations of the whole cluster, without failures.
+        problem: window of K iterations on the whole cluster, without failures.
         planner: name of one of ``PLANNERS``, or a planner object.
-        sizes: bytes of the buffer slots of a stage on a rank.
+        sizes: bytes of each kind of buffer slot of a stage, on one rank.
         moves: workers that take another worker's place, for the single failure set that is planned.
         adapt: adaptations that survivors may use in addition to re-routing, see ``find_recut``.
     """
@@ -70,7 +70,7 @@ class Plan:
         return float(time_TR.max(axis=1).sum()) / problem.num_iterations
 
     def stash_bytes(self, sizes: SlotBytes) -> int:
-        """Returns the bytes that every rank allocates for stashes and messages, given a slot's bytes of each kind."""
+        """Computes the bytes that a rank allocates for stashes and messages, given the bytes per slot of each kind."""
         if len(self.schedule.problem.topology.workers) == 1:  # one micro-batch after another, without a table
             return sizes.stash_for_b + sizes.stash_for_b_and_w + sizes.activation
         return allocated_bytes(self.table, sizes)
@@ -96,8 +96,8 @@ class Configuration:
         rows: worker and stage of every mesh row.
         pipeline_D: for each pipeline of the plan, the pipeline whose micro-batches it runs.
         plans: plans by number of iterations: for a window, and for a single iteration that ends with a barrier.
-        device_rows: row of devices of every mesh row, in a group of processes. It depends only on the failures, not on
-            the cut of the layers: processes need not form a new group to move blocks.
+        device_rows: for each mesh row, the index of its row of devices in the group of processes. It depends only on
+            the failures, not on the cut of the layers, so that processes need not form a new group to move blocks.
         moves: workers that take another worker's place.
     """
 
@@ -113,7 +113,7 @@ class Configuration:
         return LiveMesh(topology, self.rows, Mesh(devices_RN[list(self.device_rows)], AXES))
 
     def with_devices_of(self, other: "Configuration") -> "Configuration":
-        """Returns the same configuration with every worker on its devices in another configuration."""
+        """Returns the same configuration, with every worker on the devices that it has in another configuration."""
         row_of = dict(zip((row.worker for row in other.rows), other.device_rows, strict=True))
         return replace(self, device_rows=tuple(row_of[row.worker] for row in self.rows))
 
@@ -124,7 +124,7 @@ class Configuration:
 
     @property
     def roles(self) -> list[Any]:
-        """Stage that every mesh row serves, with its pipeline unless all are equal: programs depend on these."""
+        """Stage of every mesh row, together with its pipeline if pipelines differ; programs depend on these."""
         is_alike = self.plans[1].schedule.problem.is_uniform
         return [row.stage if is_alike else row.role for row in self.rows]
 
@@ -136,11 +136,11 @@ class Configuration:
 
 
 class Configurator:
-    """Plans configurations, each canonical problem once; safe to use from several threads.
+    """Plans configurations and caches the plan of each canonical problem; safe to use from several threads.
 
     Args:
         settings: settings of all plans.
-        store: cache in which the processes of a run share plans; None: no cache.
+        store: cache in which the processes of a run share plans, or None for no cache.
     """
 
     def __init__(self, settings: PlanSettings, store: ExecutableCache | None = None):
@@ -177,15 +177,15 @@ class Configurator:
         schedule = plan_with(self.settings.planner, canonical)
         plans = {canonical.num_iterations: Plan.of(schedule)}
         if canonical.num_iterations > 1:
-            # The window's own iteration: with sums in the same order, a window equals its iterations run one by one,
-            # bit for bit.
+            # Single iterations use the window's own schedule: with sums in the same order, a window and its iterations
+            # run one by one are bit-identical.
             alone = replace(schedule.problem, num_iterations=1)
             plans[1] = Plan.of(Schedule.from_round(alone, schedule.solver, round_of(schedule)))
         return plans
 
 
 def _mesh_row(worker: Worker, role: Worker, *, is_alike: bool) -> MeshRow:
-    """Returns the mesh row of a worker in a role; the role's pipeline matters only if pipelines differ."""
+    """Returns the mesh row of a worker in a role; it includes the role's pipeline only if pipelines differ."""
     return MeshRow(worker, role[1]) if is_alike else MeshRow.at(worker, role)
 
 
@@ -204,7 +204,7 @@ def neighbours(
 
 
 def survives(topology: Topology, failed: frozenset[Worker], chunks: Chunks | None = None) -> bool:
-    """Whether every stage has a live worker; and every chunk, if pipelines have different cuts."""
+    """Whether every stage has a live worker and, given ``chunks``, every chunk does, too."""
     stages = [(p,) * topology.num_pipelines for p in range(topology.num_stages)]
     stages += [] if chunks is None else zip(*chunks.stage_DC, strict=True)
     return all(any((d, p) not in failed for d, p in enumerate(stage_D)) for stage_D in stages)
@@ -224,7 +224,7 @@ def batch_of_rows(
         table: tick table, which assigns micro-batches to mesh rows.
         pipeline_D: see ``Configuration``.
         num_ranks: N, the ranks that share the sequences of a micro-batch.
-        microbatches_D: micro-batches of each pipeline; None: equally many.
+        microbatches_D: number of micro-batches of each pipeline, or None if all have equally many.
 
     Returns:
         ``[R, n, N, B / N, T]``, see ``share_sequences``; rows with fewer micro-batches than others are padded with

@@ -32,7 +32,7 @@ class Reconfiguration:
     """Cost of changing the configuration.
 
     Attributes:
-        prepared: whether plan and program were ready.
+        prepared: whether the plan, the program and the transfer of the state were ready in advance.
         plan_ms: time to plan, ms.
         compile_ms: time to compile the program of most iterations, or to wait for it, ms.
         move_ms: time to move the state, ms.
@@ -95,10 +95,10 @@ class Engine:
         return self
 
     def close(self, *, wait: bool = True) -> None:
-        """Stops preparing.
+        """Stops the background preparation.
 
         Args:
-            wait: whether to wait for a running compilation: XLA cannot be interrupted.
+            wait: whether to wait for a running compilation, which cannot be interrupted.
         """
         self._background.shutdown(wait=wait, cancel_futures=True)
 
@@ -148,9 +148,9 @@ class Engine:
         return self._cuts.configure(None, failed)
 
     def better_cut(self, failed: frozenset[Worker]) -> PreparedRecut | None:
-        """Plans and compiles the best cut for the survivors; None if it saves no time.
+        """Plans and compiles the best cut for the survivors; returns None if no cut saves time.
 
-        This takes as long as a compilation, and may be called from another thread than the other methods.
+        This takes as long as a compilation and may be called from a different thread than the other methods.
 
         Args:
             failed: workers that are down.
@@ -168,12 +168,12 @@ class Engine:
                 steps.compiled(steps.main)
                 try:
                     self._prepare_move(rerouted, steps)
-                except Exception as error:  # any kind: the cut is still valid, and its move is compiled when it is made
+                except Exception as error:  # any kind: the cut is still valid; its transfer is compiled when it is used
                     self._troubles.put(f"the move to a better cut: {error}")
             return better
 
     def settle(self) -> None:
-        """Waits until everything is prepared."""
+        """Waits until the background preparation has finished."""
         wait(self._pending)
 
     def background_errors(self) -> list[str]:
@@ -197,12 +197,12 @@ class Engine:
     def reconfigure(
         self, state: TrainState, failed: frozenset[Worker], recut: Recut | None = None
     ) -> tuple[TrainState, Reconfiguration]:
-        """Switches to other live workers, or to other cuts and numbers of micro-batches: plan, program, state.
+        """Switches plan, program and state to other live workers, or to other cuts and numbers of micro-batches.
 
         Args:
             state: current state; donated.
             failed: workers that are down from now on.
-            recut: cut and number of micro-batches of each pipeline from now on; None: the run's own.
+            recut: cut and number of micro-batches of each pipeline from now on, or None for the run's own.
 
         Raises:
             SettingError: a stage, or a chunk, has no survivor; or the cuts or micro-batches do not add up.
@@ -234,9 +234,9 @@ class Engine:
         return *move(state), prepared is not None or not move.has_blocks
 
     def _prepare_move(self, before: Steps, after: Steps) -> None:
-        """Compiles the move of the state between two configurations, unless that is done already.
+        """Compiles the transfer of the state between two configurations, unless this has been done.
 
-        The result is dropped if the current configuration changes meanwhile.
+        The result is dropped if the current configuration changes in the meantime.
         """
         is_known = before is after or (before, after) in self._moves
         if jax.process_count() > 1 or is_known or before is not self.steps:
@@ -247,7 +247,7 @@ class Engine:
             self._moves[before, after] = move
 
     def _steps_for(self, failed: frozenset[Worker], recut: Recut | None) -> Steps:
-        # Without a lock: two threads may make the same plan, but neither waits for a plan that only the other needs.
+        # Without a lock: two threads may compute the same plan, but neither waits for a plan that only the other needs.
         steps = self._steps.get((recut, failed))
         if steps is None:
             full_spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
@@ -256,7 +256,7 @@ class Engine:
         return steps
 
     def _prepare_next(self) -> None:
-        """Drops configurations two changes away; plans and compiles those one change away, main programs first."""
+        """Drops configurations more than one failure or return away; prepares the others, main programs first."""
         for future in self._pending:
             future.cancel()
         failed, spec = self.configuration.failed, self._cuts.spec(None)
@@ -272,14 +272,14 @@ class Engine:
             self._pending = [self._background.submit(self._make_ready, *job) for job in jobs]
 
     def _make_ready(self, recut: Recut | None, failed: frozenset[Worker], is_main: bool) -> None:
-        """Compiles the main program of a configuration, or else all its others."""
+        """Compiles the main program of a configuration, or all its other programs."""
         try:
             with jax.enable_x64(self._is_x64):  # each thread has its own setting
                 if is_main:
                     steps = self._steps_for(failed, recut)
                     steps.compiled(steps.main)
                     self._prepare_move(self.steps, steps)
-                elif planned := self._steps.get((recut, failed)):  # if missing, the first job has reported why
+                elif planned := self._steps.get((recut, failed)):  # if it is missing, the first job reported why
                     for kind in planned.others:
                         planned.compiled(kind)
         except Exception as error:  # any kind: the run continues until it needs this configuration

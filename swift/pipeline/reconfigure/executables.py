@@ -1,12 +1,12 @@
-"""File cache for compiled programs and plans: one process compiles them, all processes of the run load them.
+"""File cache for compiled programs and plans: one process compiles them, and all processes of the run load them.
 
 A program is bound to the ids of its devices, not to the process that compiled it. Generations with equally many
-processes have the same ids (see ``swift.elastic.jax_group``), and keys include the mesh's order of devices, so a file
-serves all processes and later generations.
+processes have the same ids (see ``swift.elastic.jax_group``), and keys include the mesh's order of devices. A file can
+therefore be used by all processes and by later generations.
 
-Reading never waits: files are renamed into place, so each is complete or absent. A lock keeps two processes from
-compiling the same program. Its owner may be frozen, so others wait for the lock for a limited time only. If the
-directory is full or unreadable, each process compiles for itself.
+Reading never blocks: files are renamed into place, so each is either complete or absent. A lock prevents two processes
+from compiling the same program. Its owner may hang, so others wait for the lock only for a limited time. If the disk is
+full or the directory unreadable, each process compiles for itself.
 
 This replaces JAX's persistent compilation cache, whose keys differ between processes and which, on CPU, returns
 programs that cannot be serialized again: they lack their functions ("NOT_FOUND: Function ...", jax 0.10.2).
@@ -36,14 +36,14 @@ _Value = TypeVar("_Value")
 
 
 class ExecutableCache:
-    """Directory with one run's compiled programs: file names do not depend on the code's version.
+    """Directory of one run's compiled programs and plans; file names do not depend on the version of the code.
 
     Files are unpickled, so no other user may be able to write to the directory.
 
     Args:
-        directory: directory of the files; created.
-        patience_s: time to wait for another process that compiles the same program before compiling it here, s;
-            together with the compilation it must stay below ``Deadlines.progress``.
+        directory: directory of the files; created if it does not exist.
+        patience_s: seconds to wait for another process that is compiling the same program before compiling it here;
+            together with the compilation, this must stay below ``Deadlines.progress``.
     """
 
     def __init__(self, directory: Path, *, patience_s: float = _PATIENCE_S):
@@ -55,7 +55,7 @@ class ExecutableCache:
         return self._path(key).exists()
 
     def get(self, key: object, compiled: Callable[[], Compiled], devices: Sequence[jax.Device]) -> Compiled:
-        """Returns the program of a key; if several processes ask at the same time, one compiles.
+        """Returns the program for a key; if several processes need it at the same time, one of them compiles it.
 
         Args:
             key: everything that distinguishes this program from others; compared by ``repr``.
@@ -68,7 +68,7 @@ class ExecutableCache:
         if content is not None:
             return _loaded(content, devices)
         with _turn(path, before, self._patience_s):
-            content = _read(path)  # another process may have stored it meanwhile
+            content = _read(path)  # another process may have stored it in the meantime
             if content is not None:
                 return _loaded(content, devices)
             assert not _has_cache(), "a program from JAX's own cache cannot be serialized again"
@@ -80,7 +80,7 @@ class ExecutableCache:
             return program
 
     def value(self, key: object, make: Callable[[], _Value]) -> _Value:
-        """Returns another value that all processes need and that takes long to compute, such as a plan.
+        """Returns the value for a key, such as a plan, that all processes need and that is slow to compute.
 
         Args:
             key: everything that distinguishes this value from others; compared by ``repr``.
@@ -97,7 +97,7 @@ class ExecutableCache:
         return new_value
 
     def kept_value(self, key: object) -> Any:
-        """Returns the value that some process has stored for a key, see ``value``; None if missing or damaged."""
+        """Returns the value that a process has stored for a key, see ``value``; None if it is missing or damaged."""
         content = _read(self._value_path(key))
         return None if content is None else pickle.loads(content)
 
@@ -129,12 +129,12 @@ def _serialized(program: Compiled) -> bytes:
 def _write(path: Path, content: bytes) -> None:
     try:
         replace_file(path, hashlib.sha256(content).digest() + content)
-    except OSError as error:  # such as a full disk: this process has its own copy
+    except OSError as error:  # such as a full disk; this process has its own copy
         print(f"could not store a program or plan for other processes: {error}", file=sys.stderr, flush=True)
 
 
 def _read(path: Path) -> bytes | None:
-    """Returns the content of a file; None if it is missing, damaged or unreadable."""
+    """Returns the content of a file, or None if it is missing, damaged or unreadable."""
     try:
         whole = path.read_bytes()
     except OSError:
@@ -145,10 +145,10 @@ def _read(path: Path) -> bytes | None:
 
 @contextmanager
 def _turn(path: Path, before: int | None, patience_s: float) -> Iterator[None]:
-    """Waits until no other process compiles a program, or its file appears, or patience runs out.
+    """Waits until no other process is compiling a program, its file has appeared, or ``patience_s`` has elapsed.
 
-    The file has appeared once its name refers to another inode than ``before``, which could not be read. A killed
-    process releases its lock. A frozen process, or one on a lost machine, does not.
+    The file has appeared once its name refers to an inode other than ``before``, the inode of a damaged file, or None
+    if there was no file. A killed process releases its lock; a process that hangs or is on a lost machine does not.
     """
     with ExitStack() as stack:
         with suppress(OSError):  # without a lock, two processes may compile the same program
@@ -160,7 +160,7 @@ def _turn(path: Path, before: int | None, patience_s: float) -> Iterator[None]:
 
 
 def _is_taken(lock: BinaryIO) -> bool:
-    """Tries to take the lock; raises OSError if the file system has no locks."""
+    """Tries to take the lock and returns whether it succeeded; raises OSError if the file system has no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -169,7 +169,7 @@ def _is_taken(lock: BinaryIO) -> bool:
 
 
 def _made(path: Path) -> int | None:
-    """Returns the inode of a file; None if there is no readable file."""
+    """Returns the inode of a file, or None if there is none."""
     with suppress(OSError):
         return path.stat().st_ino
     return None
@@ -184,7 +184,7 @@ def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable
 
 
 def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainState], TrainState]:
-    """Returns the program that fills the slots of a state without them, such as a checkpoint's."""
+    """Returns the program that fills the slots of a state that has none, such as one from a checkpoint."""
     live = spec.live
     fill = jax.jit(spec.fill_slots)
     key = slots_key(spec)

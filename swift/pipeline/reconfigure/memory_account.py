@@ -1,4 +1,4 @@
-"""Account of a run's memory: the part that follows from shapes, and the rest that its compiled program adds."""
+"""Memory account of a run: the bytes that its shapes determine, and the rest that its compiled program adds."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -13,17 +13,17 @@ from swift.pipeline.step.spec import StepSpec
 
 @dataclass(frozen=True)
 class MemoryAccount:
-    """Bytes that a run needs on a number of devices together; all its devices need equally many.
+    """Bytes that a run needs on a group of devices, in total; every device of the run needs the same amount.
 
     Attributes:
         num_devices: number of devices.
         state: master weights, moments and placement, as in a checkpoint.
         slots: weights in the slots.
-        copies: bytes of ``slots`` for embedding and head, of which each rank has its own.
-        gradients: sums of the slots' gradients over micro-batches.
-        stashes: values that F and B keep of micro-batches, and messages.
-        earlier_states: earlier states with their slots, if iterations leave them unchanged.
-        other_buffers: all other memory of the compiled program; None: not compiled yet.
+        copies: part of ``slots`` that holds embedding and head; each rank has its own copy or shard.
+        gradients: gradients of the slots, summed over micro-batches.
+        stashes: values that F and B keep for later ops of the same micro-batch, and messages.
+        earlier_states: states before the current one, with their slots, if iterations leave them unchanged.
+        other_buffers: all other memory of the compiled program, or None if it is not compiled yet.
     """
 
     num_devices: int
@@ -44,10 +44,10 @@ class MemoryAccount:
         Args:
             spec: step spec, on any mesh with the run's number of expert ranks.
             stash_bytes: bytes that every rank allocates for stashes and messages.
-            num_kept: number of states before the present one that are kept.
-            num_workers: number of workers of the run.
-            num_devices: number of devices of the account.
-            share: fraction of all devices of the run that the account covers.
+            num_kept: number of states before the current one that are kept.
+            num_workers: total number of workers in the run.
+            num_devices: number of devices that the account covers.
+            share: fraction of the run's devices that the account covers.
         """
         shapes = spec.worker_shapes
         slots, whole = _num_bytes(shapes.slots), _num_bytes(shapes)
@@ -67,18 +67,18 @@ class MemoryAccount:
         )
 
     def compiled(self, program: ProgramMemory, *, has_host: bool) -> Self:
-        """Returns the same account with the other buffers of the compiled program.
+        """Returns the same account, completed with the other buffers of the compiled program.
 
         Args:
-            program: memory of the program on a device.
-            has_host: whether host memory counts, too.
+            program: memory of the program on one device.
+            has_host: whether to include host memory.
         """
         on_device = program.needed + (sum(program.host) if has_host else 0)
         return replace(self, other_buffers=self.num_devices * on_device - self.by_shape)
 
     @property
     def by_shape(self) -> int:
-        """Bytes that follow from shapes."""
+        """Bytes that the shapes of the arrays determine."""
         return self.state + self.slots + self.gradients + self.stashes + self.earlier_states
 
     @property

@@ -1,10 +1,11 @@
-"""Temporary cuts and numbers of micro-batches, other than the run's own, for as long as some workers are down.
+"""Temporary cuts and numbers of micro-batches that replace the run's own while some workers are down.
 
-A pipeline that has lost a worker may hold its blocks on the others, and run fewer micro-batches; or a worker takes the
-place of another, in its own pipeline or elsewhere. The batch, the sums and the checkpoints stay the same.
+A pipeline that has lost a worker may hold that worker's blocks on its other workers and run fewer micro-batches.
+Alternatively, a worker takes the place of another, in its own pipeline or in a different one. The global batch, the
+gradient sums and the layout of checkpoints do not change.
 
-A ``Recut`` assigns the shares, ``find_recut`` finds the best one for the survivors, and ``Cuts`` caches the step specs
-and plans of a run, for its own cuts and for others, consistent across the processes.
+A ``Recut`` describes such an assignment, and ``find_recut`` finds the best one for the survivors. ``Cuts`` caches the
+step specs and plans of a run, for its own cuts and for temporary ones, and makes all processes use the same cut.
 """
 
 import math
@@ -31,7 +32,7 @@ from swift.schedules.schedule import Schedule
 from swift.topology import Worker
 
 _AS_GOOD = 1.01
-"""A plan with fewer moves wins if it takes at most this much longer."""
+"""Moved roles are preferred to new cuts, which move more state, if their period is at most this many times as long."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class Recut:
     """Assignment of an iteration's work to stages and pipelines.
 
     Attributes:
-        cuts: number of blocks of each stage, by pipeline; 0 for a vacant place. Empty, like ``microbatches`` then, for
-            the run's own cuts.
-        microbatches: micro-batches of each pipeline; the total is the run's.
-        schedule: schedule to run; None: planned by the run's planner.
+        cuts: number of blocks of each stage, by pipeline; 0 for a vacant place. Empty for the run's own cuts, in which
+            case ``microbatches`` is empty, too.
+        microbatches: number of micro-batches of each pipeline; they add up to the run's number.
+        schedule: schedule to run, or None to let the run's planner plan it.
         moves: workers that take another worker's place.
     """
 
@@ -55,7 +56,7 @@ class Recut:
         """Returns the chunks with the stage that holds each, by pipeline.
 
         Args:
-            run_chunks: chunks of the run.
+            run_chunks: chunks under the run's own cuts.
         """
         if not self.cuts:
             return run_chunks
@@ -69,7 +70,7 @@ class Recut:
         """Returns the workers that hold each block.
 
         Args:
-            run_chunks: chunks of the run.
+            run_chunks: chunks under the run's own cuts.
         """
         stage_DB = self.chunks(run_chunks).stage_DB.tolist()
         has_workers = [any(cut) for cut in self.cuts] or [True] * len(stage_DB)
@@ -77,7 +78,7 @@ class Recut:
         return ChunkAssignment(tuple(map(tuple, assigned_stages)), self.moves)
 
     def most_moved(self, run_chunks: Chunks) -> int:
-        """Counts the blocks that a worker holds here but not in the run's own cut; returns the maximum over workers."""
+        """Returns the maximum over workers of the number of blocks that a worker holds only because of this recut."""
         assignment, most = self.holders(run_chunks), 0
         workers = {place: worker for worker, place in self.moves}
         for d, stages in enumerate(assignment.stage_of_chunk):
@@ -89,14 +90,14 @@ class Recut:
 
 @dataclass(frozen=True)
 class PreparedRecut:
-    """Cut for the survivors of some failures, compared with re-routing.
+    """Recut for the survivors of some failures, compared with re-routing.
 
     Attributes:
         recut: cuts and micro-batches.
-        holders: workers that hold each block with this cut.
-        microbatches: micro-batches of each pipeline with this cut.
-        gain: share of a re-routed iteration's planned time that the cut saves.
-        most_bytes: bytes of state, approximately, that the worker with the most to copy has to copy.
+        holders: workers that hold each block with this recut.
+        microbatches: number of micro-batches of each pipeline with this recut.
+        gain: fraction of a re-routed iteration's planned time that the recut saves.
+        most_bytes: approximate bytes of state that a worker has to receive, the maximum over workers.
     """
 
     recut: Recut
@@ -107,13 +108,13 @@ class PreparedRecut:
 
     @classmethod
     def of(cls, recut: Recut, spec: StepSpec, moved: Plan, rerouted: Plan) -> "PreparedRecut | None":
-        """Returns a cut with its gain; None if it saves no time.
+        """Compares a recut with re-routing; returns None if it saves no time.
 
         Args:
             recut: cuts and micro-batches.
             spec: step spec of the run.
-            moved: plan of an iteration with this cut.
-            rerouted: plan of an iteration with the run's own cut.
+            moved: plan with the recut.
+            rerouted: plan with the run's own cut, which re-routes micro-batches.
         """
         gain, most_blocks = 1 - moved.relative_period / rerouted.relative_period, max(map(len, spec.chunks.blocks))
         if gain <= 0:
@@ -155,7 +156,7 @@ def _check_shares(recut: Recut, spec: StepSpec, places: Collection[Worker]) -> N
         allowed = f"must be a number for each of {D} pipelines, which add up to {spec.num_microbatches}"
         raise SettingError("Recut.microbatches", recut.microbatches, allowed)
     for number in recut.microbatches:
-        # With a schedule, a pipeline may run only micro-batches that others re-route to it.
+        # With a given schedule, a pipeline may have no micro-batches of its own, only those that are re-routed to it.
         check_count("Recut.microbatches", number, least=int(recut.schedule is None))
     for d, cut in enumerate(recut.cuts):
         for p, size in enumerate(cut):
@@ -166,7 +167,7 @@ def _check_shares(recut: Recut, spec: StepSpec, places: Collection[Worker]) -> N
 
 
 def recut_spec(spec: StepSpec, recut: Recut) -> StepSpec:
-    """Returns the step spec of a run with other cuts; its checkpoints keep the run's cut."""
+    """Returns the step spec of a run with the cuts of a recut; the layout of its checkpoints stays the same."""
     return _with_chunks(spec, recut.chunks(spec.chunks))
 
 
@@ -181,7 +182,7 @@ def spec_with_assignment(spec: StepSpec, holders: ChunkAssignment) -> StepSpec:
     placed_spec = spec if rows == spec.live.rows else spec.at(replace(spec.live, rows=rows))
     if not holders:
         return placed_spec
-    # A pipeline without any worker may use the assignment of any other pipeline.
+    # For a pipeline without any worker, the assignment of another pipeline stands in.
     any_B = next(filter(None, holders.stage_of_chunk))
     stage_DB = tuple(stages or any_B for stages in holders.stage_of_chunk)
     return _with_chunks(placed_spec, Chunks(spec.cut.moe_layers, (1,) * len(any_B), stage_DB))
@@ -194,7 +195,7 @@ def _with_chunks(spec: StepSpec, chunks: Chunks) -> StepSpec:
 
 
 class UnknownAssignment(RunError):
-    """This process does not know the cut that the run's processes are to use, or knows a different one."""
+    """This process does not know the cut that the run's processes must use, or it knows a different one."""
 
 
 class Cuts:
@@ -204,7 +205,7 @@ class Cuts:
         spec: step spec on the mesh of all workers, or on a checkpoint's mesh.
         settings: settings of all plans.
         num_sequences: sequences of a micro-batch, over all expert ranks.
-        store: cache in which the processes of a run share plans and cuts; None: no cache.
+        store: cache in which the processes of a run share plans and cuts, or None for no cache.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class Cuts:
         self._found: dict[frozenset[Worker], Recut | None] = {}
 
     def spec(self, recut: Recut | None) -> StepSpec:
-        """Returns the step spec on the mesh of all workers, with the given cuts; None: the run's own."""
+        """Returns the step spec on the mesh of all workers, with the cuts of ``recut``, or the run's own if None."""
         spec = self._specs.get(recut)
         if spec is None:
             assert recut is not None, "the run's own cuts are there from the start"
@@ -224,7 +225,7 @@ class Cuts:
         return spec
 
     def configurator(self, recut: Recut | None) -> Configurator:
-        """Returns the configurator with the given cuts; None: the run's own."""
+        """Returns the configurator for the cuts of ``recut``, or for the run's own if it is None."""
         configurator = self._configurators.get(recut)
         if configurator is None:
             assert recut is not None, "the run's own cuts are there from the start"
@@ -233,7 +234,7 @@ class Cuts:
         return configurator
 
     def configure(self, recut: Recut | None, failed: frozenset[Worker]) -> Configuration:
-        """Returns the configuration for a failure set, with the given cuts; None: the run's own.
+        """Returns the configuration for a failure set, with the cuts of ``recut``, or the run's own if it is None.
 
         Raises:
             SettingError: a stage has no survivor, or the planner cannot plan for the failures.
@@ -248,12 +249,12 @@ class Cuts:
         return self._store.value(key, configure)
 
     def find(self, failed: frozenset[Worker]) -> Recut | None:
-        """Finds the best cut for the survivors, the same object in every call; None if there is none.
+        """Finds the best recut for the survivors, the same object in every call, or None if there is none.
 
         Raises:
             SettingError: no plan fits into the available memory.
         """
-        with suppress(KeyError):  # no lock: another thread may forget it at any time
+        with suppress(KeyError):  # no lock: another thread may remove the entry at any time
             return self._found[failed]
         spec = self.spec(None)
 
@@ -267,16 +268,16 @@ class Cuts:
         return self._found.setdefault(failed, recut)
 
     def agreed(self, failed: frozenset[Worker], holders: ChunkAssignment) -> Recut | None:
-        """Returns the cut that the run's processes are to use, found by one of them; all other cuts are forgotten.
+        """Returns the recut that the run's processes agreed on, or None for the run's own cuts; removes all others.
 
-        This process does not search for the cut itself, since training waits meanwhile.
+        One of the processes has found this recut. The others do not search for it, because training is paused.
 
         Args:
             failed: workers that are down.
-            holders: workers that are to hold each block; False: use the run's own cuts.
+            holders: workers that are to hold each block; empty for the run's own cuts.
 
         Raises:
-            UnknownAssignment: the cache that the processes share has no cut, or a different one.
+            UnknownAssignment: the cache that the processes share has no recut for these failures, or a different one.
         """
         recut = None
         if holders:
@@ -291,7 +292,7 @@ class Cuts:
         return recut
 
     def keep_only(self, recuts: Collection[Recut | None]) -> None:
-        """Forgets all cuts except these and the run's own."""
+        """Removes all recuts except these, with their step specs and plans; the run's own cuts stay."""
         for failed, recut in list(self._found.items()):  # a copy: other threads add to it
             if recut is not None and recut not in recuts:
                 del self._found[failed]
@@ -301,12 +302,12 @@ class Cuts:
 
 
 def recut_settings(settings: PlanSettings, spec: StepSpec, recut: Recut, num_sequences: int) -> PlanSettings:
-    """Returns the settings of plans with other cuts, with the same memory per worker.
+    """Returns plan settings for other cuts, with the run's memory limit per worker.
 
     Args:
-        settings: settings of the run.
+        settings: settings of the run's plans.
         spec: step spec with these cuts.
-        recut: the cuts, and the numbers of micro-batches.
+        recut: cuts and micro-batches.
         num_sequences: sequences of a micro-batch, over all expert ranks.
     """
     if not recut.cuts:
@@ -318,17 +319,17 @@ def recut_settings(settings: PlanSettings, spec: StepSpec, recut: Recut, num_seq
 
 
 def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker], num_sequences: int) -> Recut | None:
-    """Plans moved roles and re-partitioned pipelines for the survivors, and returns the plan with the shortest period.
+    """Plans moved roles and re-partitioned pipelines for the survivors, and returns the better of the two.
 
     Args:
-        settings: settings of the run.
+        settings: settings of the run's plans.
         spec: step spec of the run.
         failed: workers that are down.
         num_sequences: sequences of a micro-batch, over all expert ranks.
 
     Returns:
-        The plan with the shortest period that ``settings.adapt`` allows; moved roles if they take at most 1 % longer,
-        since they move less. None if there is no plan.
+        The recut with the shortest planned period among those that ``settings.adapt`` allows, or moved roles if their
+        period is at most 1 % longer, since they move less state. None if there is no plan.
     """
     candidates = [_moved_roles(settings, failed)] if settings.adapt in ("reassign", "auto") else []
     candidates += [_cut_anew(settings, spec, failed, num_sequences)] if settings.adapt in ("recut", "auto") else []
@@ -347,7 +348,7 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
 
 
 def _moved_roles(settings: PlanSettings, failed: frozenset[Worker]) -> Recut | None:
-    """Plans workers in the places of others, with the run's cuts; None if no move helps."""
+    """Assigns workers to the places of others, with the run's own cuts; returns None if no move helps."""
     moves = moves_to_spread(replace(settings.problem, failed=failed))
     return Recut(moves=moves) if moves else None
 
@@ -389,7 +390,7 @@ class _Planned(CustomPlanner):
 
 
 def _problem(settings: PlanSettings, spec: StepSpec, num_sequences: int) -> tuple[Problem, SlotBytes]:
-    """Returns the problem of a run with other chunks and the same memory per worker, and its buffer slots' bytes."""
+    """Returns the problem of a run with the chunks of ``spec`` and the same memory per worker, and its slots' bytes."""
     costs, chunks, sizes = plan_costs(spec, sequences_per_rank(num_sequences, spec.live.num_ranks))
     holders, limit = spec.chunks.stage_DC, settings.problem.memory_limit
     problem = replace(settings.problem, costs=costs, chunks=chunks, stage_of_chunk=holders, memory_limit=None)

@@ -30,10 +30,10 @@ class StateShape:
     """Numbers that, together with the model, determine the shapes of a state.
 
     Attributes:
-        num_stages: P.
-        num_ranks: N.
-        slots_per_rank: S.
-        cut: number of blocks of each stage; None: equally many in all stages.
+        num_stages: number of stages, P.
+        num_ranks: number of expert ranks per worker, N.
+        slots_per_rank: number of expert slots per rank, S.
+        cut: number of blocks of each stage, or None if all stages have equally many.
         embedding: ``sharded`` if each rank has rows of the embedding; None if each has a slice of the whole.
     """
 
@@ -56,18 +56,18 @@ class StateShape:
         return cls(spec.num_stages, spec.live.num_ranks, spec.experts.slots_per_rank, cut, embedding)
 
     def equals_beside_embedding(self, other: "StateShape") -> bool:
-        """Whether two shapes are equal, or differ only in the layout of the embedding."""
+        """Whether two shapes are equal apart from the layout of the embedding."""
         return replace(self, embedding=None) == replace(other, embedding=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the numbers by name; ``StateShape(**numbers)`` is the inverse."""
+        """Returns the attributes by name, without those that are None; ``StateShape(**attributes)`` is the inverse."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
-    """Returns a spec that describes another shape of state for the same model, on one device; it cannot run.
+    """Returns a spec for the same model with another shape of state; it only describes the state and cannot run.
 
-    Optimizer state that is tied to slots (the layout ``coupled``) has one shape only, except for the embedding.
+    Optimizer state that is tied to slots (the layout ``coupled``) cannot be resharded, except for the embedding.
     """
     current_shape = StateShape.of(spec)
     if shape == current_shape:
@@ -105,8 +105,8 @@ def _of_embedding(layout: Layout, gpt: GPT) -> Layout:
 def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
     """Reshards a state on the host from one spec's shape to another's.
 
-    Master weights and moments keep their values. Every expert gets replicas in proportion to its previous number, and
-    the policy's state starts afresh, unless only the layout of the embedding changes.
+    Master weights and moments keep their values. Unless only the layout of the embedding changes, every expert gets
+    replicas in proportion to its previous number of replicas, and the policy's state is initialized anew.
 
     Args:
         state: state of ``old``, without slots.
@@ -136,7 +136,7 @@ def _reshard_group(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) 
     before, after = old.layouts[name], new.layouts[name]
     assert isinstance(before, Decoupled)
     assert isinstance(after, Decoupled)
-    if name in EMBEDDING_AND_HEAD:  # every stage has a copy, and one stage's is in use
+    if name in EMBEDDING_AND_HEAD:  # every stage has a copy, but only one stage uses it
         end = before.classes(slices[{"embedding": 0, "head": -1}[name]], None)
         return _in_all_stages(np.asarray(after.init(end, None))[None], new)
     class_weights = _by_stage(lambda stage_slices: before.classes(stage_slices, None), slices)
@@ -156,10 +156,10 @@ def _by_stage(function: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -
 
 
 def _cut_anew(array: np.ndarray, old_index: np.ndarray, new_index: np.ndarray) -> np.ndarray:
-    """Rearranges an array ``[P, layer, ...]`` to the stacks of another cut; zeros in padding layers.
+    """Rearranges an array ``[P, layer, ...]`` into the stacks of another cut; padding layers become zeros.
 
     Args:
-        array: array of the old cut.
+        array: stacks of the old cut.
         old_index, new_index: see ``StepSpec.model_index``.
     """
     block_at = np.argwhere(old_index >= 0)  # in model order
@@ -170,7 +170,7 @@ def _cut_anew(array: np.ndarray, old_index: np.ndarray, new_index: np.ndarray) -
 
 
 def _in_all_stages(array: np.ndarray, new: StepSpec) -> np.ndarray:
-    """Copies an array ``[P, ...]`` that is equal in all stages, such as a counter, to other stages."""
+    """Repeats an array ``[P, ...]`` that is equal in all stages, such as a counter, for the new number of stages."""
     return np.broadcast_to(array[:1], (new.num_stages, *array.shape[1:])).copy()
 
 

@@ -1,19 +1,19 @@
-"""Moving a state to other workers, which may hold other blocks than those that have them now.
+"""Transfer of a state to other workers, which may hold other blocks than the workers that have the state now.
 
-A state goes by one of four carriers. For the first three, ``_TransferPlan`` says of which pieces the arrays of a worker
-are made; for the last one, ``Routes`` says who gives which chunk.
+There are four ways to transfer a state. For the first three, ``_TransferPlan`` determines the pieces that make up the
+arrays of each worker; for the last one, ``Routes`` determines which row sends each chunk.
 
-- ``transfer_on_host`` and ``transfer_to_devices``: a state on the host, array by array.
-- ``local_pieces``: the pieces that this process gives to a checkpoint.
-- ``DeviceTransfer``: between the devices of one process, by programs that can be compiled before they are needed. An
-  array that stays whole goes from device to device as it is. Where a worker is to hold other blocks than before, a
-  program on each device that gives takes the layers of all arrays that go to a worker, and one on that worker's device
-  joins what has arrived with the layers that were there.
-- ``collective_transfer``: between the mesh rows of several processes, over the mesh, chunk by chunk and bit for bit. A
-  process that joins has no state: each chunk that it holds comes from a worker that has it, and where pipelines are cut
-  differently, its blocks may come from several workers.
+- ``transfer_on_host`` and ``transfer_to_devices`` move a state that is on the host, array by array.
+- ``local_pieces`` collects the pieces that this process contributes to a checkpoint.
+- ``DeviceTransfer`` moves a state between the devices of one process, with programs that can be compiled in advance.
+  Arrays that stay whole are copied from device to device. If a worker is to hold other blocks than before, a program on
+  each sending device extracts the layers for this worker from all arrays, and a program on the worker's device
+  concatenates the layers that arrived and those that it already had.
+- ``collective_transfer`` moves a state between the mesh rows of several processes, with collectives, chunk by chunk and
+  bit for bit. A process that joins has no state: each of its chunks comes from a worker that has it. If pipelines are
+  cut differently, the blocks of this process may come from several workers.
 
-C chunks, R mesh rows, T rounds.
+Legend: C chunks, R mesh rows, T rounds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ from swift.pipeline.step.train_step import ChunkLayers, group_of
 _ALL = slice(None)
 
 Share = Callable[[TrainState], tuple[TrainState, jax.Array]]
-"""A function from a state to one in which every row has its chunks, and bool[worker]: whether they have arrived."""
+"""Function from a state to (a state in which every row has its chunks, bool[worker]: whether they arrived intact)."""
 
 
 def transfer_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
@@ -52,11 +52,11 @@ def transfer_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainSt
 
     Args:
         state: arrays of ``old``, with or without slots.
-        old: spec of the state, with a mesh row for each worker that has it; its mesh may be on any devices.
-        new: spec of the state to make, of the same model and number of ranks.
+        old: spec of the state, with a mesh row for each worker that has state; its mesh may be on any devices.
+        new: spec of the resulting state, with the same model and number of ranks.
 
     Returns:
-        The state of ``new``; the same arrays where its mesh rows hold what those of ``old`` do.
+        The state of ``new``; ``state`` itself if all mesh rows hold the same blocks as before.
     """
     move = _TransferPlan(old, new)
     if move.changes_nothing:
@@ -65,7 +65,7 @@ def transfer_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainSt
 
 
 def transfer_to_devices(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
-    """Puts a state on the host on the devices of another spec, array by array; a process fills its own devices.
+    """Copies a state from the host to the devices of another spec, array by array; a process fills its own devices.
 
     Args:
         state: see ``transfer_on_host``.
@@ -89,11 +89,11 @@ def _each_on_host(
 
 
 class LocalRange(NamedTuple):
-    """A piece of an array of a state, on a device of this process.
+    """Piece of one of a state's arrays, on a device of this process.
 
     Attributes:
-        place: its place in the array, a slice for each of the first dims.
-        values: a copy of its values.
+        place: position of the piece in the array: a slice for each leading dim; the remaining dims are whole.
+        values: copy of the values in the piece.
     """
 
     place: tuple[slice, ...]
@@ -101,10 +101,11 @@ class LocalRange(NamedTuple):
 
 
 def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, list[LocalRange]]:
-    """Copies the pieces that this process gives of a state in the layout of another spec, on its devices alone.
+    """Copies this process's pieces of a state, in the layout of another spec, without moving data between devices.
 
-    The pieces of all processes do not overlap, and together are everything: of processes that have the same piece each
-    gives an equal part of the last dim.
+    The pieces of all processes do not overlap, and together they are the whole state. If several processes have the
+    same piece of a RANKED array, each contributes an equal part of its last dim. A piece of a SHARED array comes from
+    one process.
 
     Args:
         state: arrays ``[worker, ...]`` on the mesh of ``old``, without slots.
@@ -112,7 +113,7 @@ def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, l
         new: spec of the same model and number of ranks, whose mesh is not used.
 
     Returns:
-        Pieces by name of the array, such as ``master.expert``.
+        Pieces by the name of their array, such as ``master.expert``.
     """
     move, pieces = _TransferPlan(old, new), dict[str, list[LocalRange]]()
 
@@ -128,7 +129,7 @@ def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, l
 
 
 def checkpoint_rows(spec: StepSpec) -> tuple[int, ...]:
-    """Rows of the mesh whose states together have every chunk; where a chunk is a stage, the lowest of each stage."""
+    """Returns mesh rows whose states together have every chunk; if chunks are stages, the lowest row of each stage."""
     chosen: list[int] = []
     for rows in spec.peers_C:
         if not set(rows) & set(chosen):
@@ -145,11 +146,13 @@ class LayerRange(NamedTuple):
 
 
 class _TransferPlan:
-    """The pieces of which the arrays of every worker are made.
+    """Pieces that make up the arrays of every worker after a transfer.
+
+    In the methods, ``name`` is the parameter group of an array, ``placement``, or empty for any other array.
 
     Args:
         old: spec of a state.
-        new: spec of the state to make; it differs in its mesh and in who holds what.
+        new: spec of the resulting state; it differs in its mesh and in the blocks that workers hold.
     """
 
     def __init__(self, old: StepSpec, new: StepSpec):
@@ -172,7 +175,7 @@ class _TransferPlan:
         return self._blocks[0] == self._blocks[1] and all(map(self._is_as_long, KINDS))
 
     def on_host(self, name: str, leaf: np.ndarray) -> np.ndarray:
-        """An array on the host in the rows of the new mesh: of a group, the ``placement``, or neither (empty)."""
+        """Assembles an array, on the host, for the rows of the new mesh."""
 
         def row_of(pieces: list[LayerRange]) -> np.ndarray:
             layers = [_taken(leaf[piece.worker, None], piece) for piece in pieces]
@@ -181,7 +184,7 @@ class _TransferPlan:
         return np.concatenate([row_of(self.pieces(name, row)) for row in range(self._new.live.num_live)])
 
     def local(self, name: str, spec: PartitionSpec, leaf: jax.Array) -> Iterator[LocalRange]:
-        """The pieces of an array that this process gives: of a group, of the ``placement``, or of neither (empty)."""
+        """Yields the pieces of an array that this process contributes."""
         grid, shard_on = self._old.live.mesh.devices, {shard.device: shard.data for shard in leaf.addressable_shards}
         for row in range(self._new.live.num_live):
             for at, equal in enumerate(self._sources(name, row)):
@@ -201,14 +204,14 @@ class _TransferPlan:
                         )
 
     def pieces(self, name: str, row: int) -> list[LayerRange]:
-        """The pieces of an array in a row of the new mesh: of a group, of the ``placement``, or of neither (empty)."""
+        """Returns the pieces of an array in a row of the new mesh."""
         if self._keeps(name, row):
             return [LayerRange(self._kept_R[row], _ALL)]
-        # Of no layers, as the placement of a model without experts, any worker's array is whole.
+        # An array without layers, such as the placement of a model without experts, may come from any worker.
         return [equal[0] for equal in self._sources(name, row)] or [LayerRange(self._order[0], _ALL)]
 
     def _sources(self, name: str, row: int) -> list[tuple[LayerRange, ...]]:
-        """The same piece by piece, from all workers that have a piece: the best to copy it from is first."""
+        """Returns all workers' copies of each piece of an array in a row of the new mesh, the preferred one first."""
         if name not in KINDS and self._keeps(name, row):
             old_row, blocks = self._kept_R[row], self._blocks[0]
             return [
@@ -235,7 +238,7 @@ class _TransferPlan:
         return pieces
 
     def _keeps(self, name: str, row: int) -> bool:
-        """Whether a row of the new mesh keeps the arrays of a group."""
+        """Whether a row of the new mesh keeps an array as it is."""
         return self._kept_R[row] >= 0 and self._is_as_long(name)
 
     def _is_as_long(self, name: str) -> bool:
@@ -244,14 +247,14 @@ class _TransferPlan:
         return not is_stacked or self._old.chunks.stack_size(kind) == self._new.chunks.stack_size(kind)
 
     def _givers(self, name: str) -> list[int]:
-        """The workers whose embedding or head is in use; for what all have, all."""
+        """Returns the workers that use their embedding or head; for other arrays, all workers."""
         chunk = {"embedding": 0, "head": -1}.get(name)
         holding = range(self._old.live.num_live) if chunk is None else self._old.peers_C[chunk]
         return [worker for worker in self._order if worker in holding]
 
 
 def _name_of(path: Sequence[Any]) -> str:
-    """The group of an array of a state; ``placement``; empty for what has no layers."""
+    """Returns the group of an array in a state, ``placement``, or an empty string for arrays without layers."""
     attribute = path[0].name
     if attribute in ("placement", "policy", "step"):
         return "placement" if attribute == "placement" else ""
@@ -259,12 +262,12 @@ def _name_of(path: Sequence[Any]) -> str:
 
 
 def _processes(devices: np.ndarray) -> frozenset[int]:
-    """The processes that have a worker."""
+    """Returns the processes that have a worker's devices."""
     return frozenset(device.process_index for device in devices)
 
 
 def _own_part(piece: LocalRange, rank: int, index: int, num_holders: int) -> LocalRange:
-    """One of equal parts of the piece of a RANKED array."""
+    """Returns this holder's part of a RANKED array's piece: one of ``num_holders`` equal parts of the last dim."""
     width = piece.values.shape[-1]
     first, last = width * index // num_holders, width * (index + 1) // num_holders
     place = *piece.place, slice(rank, rank + 1), *[_ALL] * (piece.values.ndim - 4), slice(first, last)
@@ -272,7 +275,7 @@ def _own_part(piece: LocalRange, rank: int, index: int, num_holders: int) -> Loc
 
 
 def _copied(array: jax.Array, piece: LayerRange) -> jax.Array:
-    """The layers of a piece as an array of their own."""
+    """Copies the layers of a piece to a new array; zeros for padding."""
     if piece.layers == _ALL:
         return jnp.copy(array)
     layers = _slice(array, 1, piece.layers.start, 1)
@@ -281,12 +284,12 @@ def _copied(array: jax.Array, piece: LayerRange) -> jax.Array:
 
 @partial(jax.jit, static_argnums=(1, 3))
 def _slice(array: jax.Array, dim: int, start: int, size: int) -> jax.Array:
-    """A slice of an array, compiled once whatever its start."""
+    """Returns a slice of an array along a dim; compiled once for all values of ``start``."""
     return lax.dynamic_slice_in_dim(array, start, size, dim)
 
 
 def _taken(array: np.ndarray, piece: LayerRange) -> np.ndarray:
-    """The layers of a piece, of an array on the host."""
+    """Returns the layers of a piece from an array on the host; zeros for padding."""
     if piece.layers == _ALL:
         return array
     layers = array[:, piece.layers]
@@ -294,7 +297,7 @@ def _taken(array: np.ndarray, piece: LayerRange) -> np.ndarray:
 
 
 class _Run(NamedTuple):
-    """Consecutive layers of an array among those that a program gets; hashable."""
+    """Consecutive layers of one of a program's input arrays; hashable."""
 
     array: int
     first: int
@@ -309,20 +312,20 @@ class _Padding(NamedTuple):
 
 
 _Plan = tuple[tuple[_Run | _Padding, ...], ...]
-"""The parts that a program joins along the dim of layers, for each of its results."""
+"""Parts that a program concatenates along the layer dim, for each of its results."""
 _Taken = tuple[tuple[_Run], ...]
-"""A plan that joins nothing."""
+"""Plan in which every result is a single run, so that nothing is concatenated."""
 _Shapes = tuple[tuple[tuple[int, ...], str], ...]
-"""Shapes and types of what a program gets: whole stacks and layers taken of them may have the same plan."""
+"""Shapes and dtypes of a program's inputs: the same plan may apply to whole stacks and to layers taken from them."""
 
 
 class _Send(NamedTuple):
-    """Layers that a device gives to a worker on another one.
+    """Layers that a device sends to a worker on another device.
 
     Attributes:
-        giver: device that gives them.
-        leaves: leaves of the state of which it gives layers.
-        plan: what is taken of these, one run for each result.
+        giver: device that sends the layers.
+        leaves: indices of the leaves of the state that the layers are taken from.
+        plan: layers to take from these leaves, one run for each result.
     """
 
     giver: jax.Device
@@ -331,15 +334,16 @@ class _Send(NamedTuple):
 
 
 class _Receive(NamedTuple):
-    """The making of a worker's arrays on one device.
+    """Assembly of a worker's arrays on one device.
 
     Attributes:
-        device: the device.
-        whole: leaf of the state, and device that has what becomes the worker's array as it is.
-        gifts: layers that other devices give.
-        local_leaves: leaves of which the device has layers itself, which come before what it is given.
-        joined: leaves that are made of layers.
-        plan: what they are made of.
+        device: device of the resulting arrays.
+        whole: source device of each leaf that is copied as a whole.
+        gifts: layers that other devices send.
+        local_leaves: leaves from which the device takes layers itself; they precede the received layers in the inputs
+            of ``plan``.
+        joined: leaves that are concatenated from layers.
+        plan: parts of each leaf in ``joined``.
     """
 
     device: jax.Device
@@ -351,12 +355,12 @@ class _Receive(NamedTuple):
 
 
 class DeviceTransfer:
-    """A move of states between the live meshes of two specs of the same model, without using the host.
+    """Transfer of states between the live meshes of two specs of the same model, without passing through the host.
 
     Args:
         old: spec of the states.
-        new: spec of the states to make; it differs in its mesh and in who holds what.
-        with_slots: whether they have slots.
+        new: spec of the resulting states; it differs in its mesh and in the blocks that workers hold.
+        with_slots: whether the states have slots.
     """
 
     def __init__(self, old: StepSpec, new: StepSpec, *, with_slots: bool = True):
@@ -375,7 +379,7 @@ class DeviceTransfer:
                 self._receipts += [self._receipt(pieces, rank, device) for rank, device in enumerate(devices)]
 
     def prepare(self) -> None:
-        """Compiles the programs of the move; may be called from another thread than the rest."""
+        """Compiles the programs of the transfer; may be called from a different thread than the transfer itself."""
         for receipt in filter(lambda receipt: receipt.joined, self._receipts):
             inputs = [self._shards[leaf] for leaf in receipt.local_leaves]
             for gift in receipt.gifts:
@@ -386,7 +390,8 @@ class DeviceTransfer:
     def __call__(self, state: TrainState) -> tuple[TrainState, int]:
         """Moves a state.
 
-        Workers that keep their role share their arrays with it, so neither may be donated while the other is in use.
+        The result shares the arrays of workers that keep their role, so neither state may be donated while the other is
+        in use.
 
         Args:
             state: arrays ``[worker, ...]`` on the mesh of the old spec.
@@ -419,12 +424,12 @@ class DeviceTransfer:
         return map_specs(whole, specs, jax.tree.unflatten(tree, range(len(leaves)))), num_bytes
 
     def _receipt(self, pieces: Sequence[Sequence[LayerRange]], rank: int, device: jax.Device) -> _Receive:
-        """Plans how the arrays of a worker are made on one device.
+        """Plans the assembly of a worker's arrays on one device.
 
         Args:
             pieces: pieces of each leaf of the state.
             rank: expert rank of the device.
-            device: the device.
+            device: device of the resulting arrays.
         """
         grid, whole, joined_pieces = self._old.live.mesh.devices, dict[int, jax.Device](), dict[int, list[LayerRange]]()
         for leaf, leaf_pieces in enumerate(pieces):
@@ -463,7 +468,7 @@ class DeviceTransfer:
     def _received(
         self, receipt: _Receive, shard_on: Sequence[dict[jax.Device, jax.Array]]
     ) -> tuple[dict[int, jax.Array], int]:
-        """Makes the arrays of a worker on one device; returns them by leaf, and the bytes from other devices."""
+        """Assembles a worker's arrays on one device; returns them by leaf, and the bytes from other devices."""
         device, num_bytes = receipt.device, 0
         arrays = {leaf: jax.device_put(shard_on[leaf][source], device) for leaf, source in receipt.whole.items()}
         num_bytes += sum(arrays[leaf].nbytes for leaf, source in receipt.whole.items() if source != device)
@@ -473,7 +478,7 @@ class DeviceTransfer:
             num_bytes += sum(array.nbytes for array in received)
             inputs += jax.device_put(received, device)
         if receipt.joined:
-            # On this device already, unless it was made of padding alone.
+            # The results are already on this device, unless they consist of padding alone.
             joined = jax.device_put(self._run(device, receipt.plan, inputs), device)
             arrays |= zip(receipt.joined, joined, strict=True)
         return arrays, num_bytes
@@ -498,7 +503,7 @@ def move_state(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainSt
 
 
 def merged(pieces: Sequence[LayerRange]) -> list[LayerRange]:
-    """Joins pieces of consecutive layers, and pieces of padding, into one."""
+    """Merges adjacent pieces that are consecutive layers of the same worker, or that are padding."""
     ranges: list[LayerRange] = []
     for piece in pieces:
         last, layers = ranges[-1] if ranges else None, piece.layers
@@ -523,7 +528,7 @@ def _shape_of(run: _Run, array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 @partial(jax.jit, static_argnums=0)
 def _joined(plan: _Plan, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """The results of a plan."""
+    """Computes the results of a plan."""
 
     def layers(part: _Run | _Padding) -> jax.Array:
         if isinstance(part, _Padding):
@@ -534,17 +539,17 @@ def _joined(plan: _Plan, arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def collective_transfer(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> Share:
-    """Makes a function, to be jitted, that gives every row all chunks that it is to hold.
+    """Returns a function, to be jitted, that sends every row all chunks that it is to hold.
 
     Args:
         old: spec of the state that rows have.
-        new: spec of the state that they get, for the same workers on the same devices; the same unless they hold other
-            blocks.
-        has_R: whether each row has its state; every chunk needs a row that has.
+        new: spec of the resulting state, for the same workers on the same devices; equal to ``old`` unless workers are
+            to hold other blocks.
+        has_R: whether each row has its state; for every chunk, at least one row that holds it must have its state.
 
     Returns:
-        A function from the state of ``old`` to (that of ``new``, bool[worker]: True where all that was received has the
-        checksum of what was sent).
+        A function from the state of ``old`` to (the state of ``new``, bool[worker]: whether everything that the worker
+        received has the checksum of what was sent).
     """
     routes = Routes.of(old, new, has_R)
     is_same = old.has_same_chunks(new)
@@ -562,21 +567,21 @@ def collective_transfer(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> 
 
 
 def move_between_processes(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainState, int]:
-    """Moves a state to the live mesh of another spec in the same chunks, as each of several processes has some rows.
+    """Moves a state to the live mesh of another spec with the same chunks, when several processes each have some rows.
 
-    Workers that keep their role keep their arrays; any other one gets the state of its chunks over the mesh. All
-    processes call this at the same place, and return together.
+    Workers that keep their role keep their arrays; every other worker receives the state of its chunks over the mesh.
+    All processes must call this function at the same point of the program.
 
     Args:
         state: arrays ``[worker, ...]`` on the mesh of ``old``, with slots; donated.
         old: spec of the state.
-        new: spec of the state to make; every process has a device of its mesh.
+        new: spec of the resulting state; every process must have a device of its mesh.
 
     Returns:
         The state on the mesh of ``new``, and the number of bytes copied.
 
     Raises:
-        RunError: what has arrived is not what was sent.
+        RunError: a checksum shows that a received state differs from the state that was sent.
     """
     before = set(old.live.rows)
     has_R = [row in before for row in new.live.rows]
@@ -586,7 +591,7 @@ def move_between_processes(state: TrainState, old: StepSpec, new: StepSpec) -> t
         if all(has_R)
         else jax.jit(collective_transfer(new, new, has_R), donate_argnums=0).lower(new_state).compile()
     )
-    # Collectives among some devices begin with all that take part: gloo waits for 30 s, and others may still compile.
+    # Synchronize first: gloo waits only 30 s for the participants of a collective, and some may still be compiling.
     multihost_utils.sync_global_devices("reconfigured")
     if share is None:
         return new_state, 0
@@ -597,13 +602,14 @@ def move_between_processes(state: TrainState, old: StepSpec, new: StepSpec) -> t
 
 
 def rebind_to_mesh(state: TrainState, live: LiveMesh, specs: Any, has_R: Sequence[bool] | None = None) -> TrainState:
-    """A state that devices have, as arrays of another mesh: nothing is copied.
+    """Rebuilds a state's arrays on another mesh from the shards that its devices already have, without copying.
 
     Args:
         state: arrays ``[worker, ...]``.
-        live: mesh on which it is to be; its devices have the shards of this process, but for rows without state.
+        live: mesh of the result; its devices in this process must have a shard of ``state``, except in rows without
+            state.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
-        has_R: whether each row has its state; the others get zeros. None: all have.
+        has_R: whether each row has its state, or None if all rows have it; the other rows get zeros.
     """
 
     has_state = has_R or [True] * live.num_live
@@ -625,14 +631,14 @@ def rebind_to_mesh(state: TrainState, live: LiveMesh, specs: Any, has_R: Sequenc
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """The rows that give and get each chunk, in rounds in which a row has a single chunk to do with.
+    """Rows that send and receive each chunk, in rounds in which every row sends or receives at most one chunk.
 
     Attributes:
-        old, new: see ``collective_transfer``, both in the same chunks: those that are whole before and after.
-        giver_C: row that gives each chunk.
-        chunk_RT: chunk that each row gives or gets in each round, int32; ``NONE`` where it does neither.
-        takes_RC: whether each row gets each chunk; a row that gives it and holds it gets it, too.
-        sums: sum over the rows that a chunk has to do with, of each round.
+        old, new: see ``collective_transfer``; both are divided into the same chunks, of which each stays whole.
+        giver_C: row that sends each chunk.
+        chunk_RT: chunk that each row sends or receives in each round, int32; ``NONE`` if it does neither.
+        takes_RC: whether each row takes each chunk, bool; this includes the sender if it is to hold the chunk, too.
+        sums: for each round, the sum over the rows that send or receive the same chunk.
     """
 
     old: StepSpec
@@ -644,7 +650,7 @@ class Routes:
 
     @classmethod
     def of(cls, old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> "Routes":
-        """The routes on which the lowest row that has a chunk gives it."""
+        """Plans the routes; the lowest row that has a chunk sends it."""
         if old.chunks != new.chunks:
             old, new = (
                 replace(spec, chunks=chunks) for spec, chunks in zip((old, new), _in_common(old, new), strict=True)
@@ -662,7 +668,7 @@ class Routes:
 
     @property
     def shapes(self) -> TrainState:
-        """Shapes of the state of a row, as a per-rank function sees it."""
+        """Shapes of a row's state, as a per-rank function sees them."""
 
         def shape(spec: PartitionSpec, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             dims = (leaf.shape[0], *leaf.shape[2:]) if spec == RANKED else leaf.shape
@@ -673,7 +679,7 @@ class Routes:
     def take(
         self, round_index: int, row: jax.Array, state: TrainState, shared: TrainState
     ) -> tuple[TrainState, jax.Array]:
-        """``shared`` with the chunks of a round, from ``state``; and on how many ranks they have not arrived."""
+        """Returns ``shared`` with a round's chunks from ``state``, and the number of ranks with wrong checksums."""
         chunk = jnp.asarray(self.chunk_RT[:, round_index])[row]
         gives = jnp.asarray(self._gives_R(round_index))[row]
         takes = (chunk != NONE) & jnp.asarray(self.takes_RC)[row, chunk]
@@ -686,9 +692,9 @@ class Routes:
         arrived = iter(received)
         merged = [next(arrived) if is_so else leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True)]
         chunk_state = jax.tree.unflatten(tree, merged)
-        if self.new.chunks.is_one_chunk_per_worker:  # the chunk is all that a row has
+        if self.new.chunks.is_one_chunk_per_worker:  # the chunk is the row's whole state
             return jax.tree.map(lambda new, old: jnp.where(takes, new, old), chunk_state, shared), num_wrong
-        # Only what has arrived is written: a state has many chunks, and each takes a round.
+        # Write only the groups that were sent, since this runs once for each of a state's many chunks.
         written_chunk = jnp.where(takes, chunk, NONE)
         with_chunk = after.put_state(shared, chunk_state, written_chunk, ends_iteration=takes)
 
@@ -702,9 +708,9 @@ class Routes:
         return (chunk_R != NONE) & (np.array(self.giver_C)[chunk_R] == np.arange(len(chunk_R)))
 
     def _is_sent(self, group: str | None, round_index: int) -> bool:
-        """Whether a group of parameters goes with the chunks of a round; embedding and head with one chunk each.
+        """Whether a parameter group is sent with the chunks of a round; embedding and head go with one chunk each.
 
-        A tied embedding is in use in every worker, so it goes with every chunk.
+        Every worker keeps an up-to-date tied embedding, so it is sent with every chunk.
         """
         if group == "embedding" and self.new.ties_stages:
             return True
@@ -713,7 +719,7 @@ class Routes:
 
 
 def _in_common(old: StepSpec, new: StepSpec) -> tuple[Chunks, Chunks]:
-    """The chunks of two specs, cut finer where needed, so that those of both are the same blocks."""
+    """Returns the chunks of two specs, cut more finely where needed so that both consist of the same blocks."""
     ends = sorted({end for spec in (old, new) for end in accumulate(spec.chunks.sizes)})
     sizes = tuple(end - begin for begin, end in pairwise([0, *ends]))
 
@@ -728,13 +734,13 @@ def _in_common(old: StepSpec, new: StepSpec) -> tuple[Chunks, Chunks]:
 def compiled_transfer(
     old: StepSpec, new: StepSpec, store: ExecutableCache, has_R: Sequence[bool], device_rows: Sequence[int]
 ) -> Share:
-    """The program that gives every row the blocks that it is to hold, see ``collective_transfer``.
+    """Returns the program that sends every row the blocks that it is to hold, see ``collective_transfer``.
 
     Args:
         old: step spec of the state that rows have, on the live mesh.
-        new: step spec of the state that they get, for the same workers on the same devices.
+        new: step spec of the resulting state, for the same workers on the same devices.
         store: cache of the run.
-        has_R: whether each row has the state; one that holds it has to, for every chunk.
+        has_R: see ``collective_transfer``.
         device_rows: see ``Configuration``.
     """
     share = jax.jit(collective_transfer(old, new, has_R))
@@ -743,6 +749,6 @@ def compiled_transfer(
 
 
 def share_key(old: StepSpec, new: StepSpec, has_R: Sequence[bool], device_rows: Sequence[int]) -> object:
-    """Cache key of the program of ``compiled_transfer``: it depends on the rows that give, not on those that take."""
+    """Returns the cache key for the program from ``compiled_transfer``; of ``has_R``, only the sending rows matter."""
     holds = [(spec.chunks.sizes, spec.chunks.stage_DC, spec.holding_R.tolist()) for spec in (old, new)]
     return "share", new.live.num_ranks, holds, tuple(device_rows), Routes.of(old, new, has_R).giver_C

@@ -1,7 +1,8 @@
 """Equations of a jaxpr: inlining wrappers, selecting equations, running them, and counting their work.
 
 A group of equations is run one by one, in the order of the jaxpr. No new jaxpr is built, so a group runs under whatever
-transformation it is called in. FLOPs and bytes are those of matmuls alone: the planner's cost of an operation.
+transformation it is called in. The planner's cost of an operation consists of the FLOPs of matmuls, and of the bytes
+that matmuls and kernels read and write.
 """
 
 import math
@@ -15,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from swift.jaxprs import bind, read, total
 
 # Equations that only wrap others, and the parameter that holds the wrapped jaxpr. Custom derivative rules have been
-# applied by the time the backward is traced: only the plain computation is left.
+# applied by the time the backward pass is traced: only the plain computation is left.
 _WRAPPERS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -44,7 +45,7 @@ def spec(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def num_bytes(array: Any) -> int:
-    """Returns the bytes of an array, by its shape and dtype."""
+    """Returns the size of an array in bytes, from its shape and dtype."""
     return math.prod(array.shape) * array.dtype.itemsize
 
 
@@ -123,10 +124,10 @@ def _run(jaxpr: Jaxpr, constants: Sequence[Any], args: Sequence[Any]) -> list[An
 
 
 def dot_flops(jaxpr: Jaxpr | ClosedJaxpr) -> int:
-    """Counts the floating-point operations of all ``dot_general``; a multiplication and an addition count as two.
+    """Counts the FLOPs of all ``dot_general`` and ``ragged_dot_general``; a multiply-add counts as two.
 
-    Work inside a kernel is not counted: see ``counted_stage``. A ``ragged_dot`` counts every row once, for the group
-    that it belongs to. Loops and branches: see ``total``.
+    Work inside a kernel is not counted, see ``counted_stage``. A ``ragged_dot_general`` counts every row once, for the
+    group that it belongs to. For loops and branches, see ``total``.
 
     >>> import jax, jax.numpy as jnp
     >>> dot_flops(jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5))))
@@ -136,7 +137,7 @@ def dot_flops(jaxpr: Jaxpr | ClosedJaxpr) -> int:
 
 
 def dot_bytes(jaxpr: Jaxpr | ClosedJaxpr) -> int:
-    """Counts the bytes that all ``dot_general`` and attention kernels read and write, like ``dot_flops``.
+    """Counts the bytes that all matmuls and kernels read and write; otherwise like ``dot_flops``.
 
     >>> import jax, jax.numpy as jnp
     >>> dot_bytes(jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5))))
@@ -146,14 +147,14 @@ def dot_bytes(jaxpr: Jaxpr | ClosedJaxpr) -> int:
 
 
 def _flops_of(equation: JaxprEqn) -> int | None:
-    """Returns the FLOPs of an equation, 0 for a kernel; None: add up the jaxprs inside it."""
+    """Returns the FLOPs of an equation (0 for a kernel), or None if the jaxprs inside it are to be added up."""
     if equation.primitive.name in _KERNELS:
         return 0
     return _flops(equation) if equation.primitive.name in _DOTS else None
 
 
 def _bytes_of(equation: JaxprEqn) -> int | None:
-    """Returns the bytes of an equation; None: add up the jaxprs inside it."""
+    """Returns the bytes of an equation, or None if the jaxprs inside it are to be added up."""
     return _bytes(equation) if equation.primitive.name in (*_KERNELS, *_DOTS) else None
 
 

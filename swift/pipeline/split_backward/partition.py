@@ -1,11 +1,11 @@
 """Partition of a stage's equations, gradient included, into F, B and W, and the values kept between them.
 
-Equations are costly (matmuls, collectives, loops, sorts) or cheap (elementwise, reductions, gathers, changes of shape).
-The rule: a costly equation runs once, and under that condition as few bytes as possible are kept. So a value may be
-recomputed from kept values, but only by cheap equations: a GELU's output from its input, which B needs anyway. This
+Equations are costly (matmuls, collectives, loops, sorts) or cheap (elementwise, reductions, gathers, reshapes). Every
+costly equation runs only once, and subject to that, as few bytes as possible are kept. So a value may be recomputed
+from kept values, but only by cheap equations: for example a GELU's output from its input, which B needs anyway. This
 takes two minimum vertex cuts: through the values between B and W, then through the values between F and both. Values
-that depend on parameters and extras alone are recomputed wherever they are read, and the gradient of a norm, a short
-vector, belongs to B.
+that depend on parameters and extras alone are recomputed wherever they are read, and the gradient of a norm's weights,
+a short vector, belongs to B.
 """
 
 import math
@@ -25,7 +25,7 @@ from swift.pipeline.split_backward.equations import (
     variables,
 )
 
-# Loops, branches, scatters and kernels are costly, too: they are recognized by the jaxpr in their parameters.
+# Loops, branches, scatters and kernels are costly, too; they are recognized by the jaxpr in their parameters.
 _COSTLY = frozenset(
     {
         *("dot_general", "ragged_dot_general", "conv_general_dilated"),
@@ -37,7 +37,7 @@ _COSTLY = frozenset(
 )
 _Node = TypeVar("_Node", bound=Hashable)
 _SOURCE, _SINK = "source", "sink"
-"""Ends of the graph to cut, before all sources and after all sinks."""
+"""Terminals of the graph to cut, before all sources and after all sinks."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Joint:
 
 
 class Stashes(NamedTuple):
-    """Something for each of the three stashes between F, B and W: its arrays, their shapes, or a slot."""
+    """One entry for each of the three stashes between F, B and W: the stashed arrays, their shapes, or a slot."""
 
     for_b: Any  # written by F, read by B alone
     for_b_and_w: Any  # written by F, read by W; B may read it, too
@@ -83,7 +83,7 @@ class Partition(NamedTuple):
 
 
 def partition(joint: Joint) -> Partition:
-    """Assigns every equation to F, B or W; cheap equations also to several of them where needed."""
+    """Assigns every equation to F, B or W; a cheap equation may be assigned to several of them."""
     late = _late_variables(joint)
     late_equations = [e for e in joint.equations if not late.isdisjoint(e.outvars)]
     early_equations = [e for e in joint.equations if late.isdisjoint(e.outvars)]
@@ -126,7 +126,7 @@ def _late_variables(joint: Joint) -> set[Var]:
 
 
 def _cut_before_w(joint: Joint, equations: Sequence[JaxprEqn]) -> tuple[Var, ...]:
-    """Chooses W's stash: the fewest bytes from B with which W repeats no costly equation of B."""
+    """Chooses W's stash: the values from B, as few bytes as possible, that spare W all costly equations of B."""
     costly = [e for e in equations if _is_costly(e)]
     from_d_out = dependent(equations, joint.d_out)
     repeated = [e for e in costly if from_d_out.isdisjoint(e.outvars)]
@@ -143,7 +143,7 @@ def _cut_before_w(joint: Joint, equations: Sequence[JaxprEqn]) -> tuple[Var, ...
 
 
 def _cut_after_f(joint: Joint, equations: Sequence[JaxprEqn], read: set[Var]) -> tuple[Var, ...]:
-    """Chooses F's stashes: the fewest bytes with which B and W repeat no costly equation of F."""
+    """Chooses F's stashes: the values, as few bytes as possible, that spare B and W all costly equations of F."""
     return _cut(
         equations=[e for e in equations if not _is_costly(e)],
         among=[*joint.x, *_outputs(equations)],
@@ -157,7 +157,7 @@ def _cut(
     equations: Sequence[JaxprEqn], among: Sequence[Var], never: set[Var], sources: Iterable[Var], sinks: Iterable[Any]
 ) -> tuple[Var, ...]:
     """Returns the lightest variables ``among`` that cut every path of ``equations`` from the sources to the sinks."""
-    # An empty array needs a weight, too, or a path through it would count as cut already.
+    # An empty array needs a positive weight, too; otherwise a path through it would already count as cut.
     weights = {var: math.inf if var in never else max(num_bytes(var.aval), 1) for var in among}
     edges = [(a, b) for e in equations for a in variables(e.invars) if a in weights for b in e.outvars]
     sinks = {var for var in variables(sinks) if var in weights}

@@ -2,8 +2,8 @@
 
 The stage and its gradient are traced as one jaxpr, whose equations are then divided (ReCycle's decoupled
 back-propagation, zero-bubble's B and W): F gets the equations that the output needs, B those that the input's cotangent
-needs, and W the rest. No matmul runs twice. Calling the function that ``jax.vjp`` returns twice, and dropping one
-result each time, would repeat half of the backward. A layer and its whole backward, before:
+needs, and W the rest. No matmul runs twice. In contrast, calling the function that ``jax.vjp`` returns twice, and
+dropping one result each time, would repeat part of the backward pass. A layer with its whole backward pass, before:
 
 >>> def layer(w, extras, x):
 ...     return jax.numpy.sin(x @ w), None
@@ -28,7 +28,7 @@ result each time, would repeat half of the backward. A layer and its whole backw
     ] f a
   in (h, i) }
 
-and after: B, whose second result is W's stash, and W, which reads this stash and the x that F kept.
+and after: B, whose second result is W's stash, and W, which reads this stash and the ``x`` that F kept.
 
 >>> halves = split(layer, w, None, x)
 >>> print(jax.make_jaxpr(halves.backward_input)(w, None, *halves.stash_shapes[:2], dy))
@@ -66,7 +66,7 @@ class SplitStage:
     """A stage as three pure functions, for use under ``jit`` and inside ``shard_map`` or ``vmap``.
 
     Attributes:
-        stash_shapes: shapes of the stashed arrays, a tuple each.
+        stash_shapes: shapes of the stashed arrays, one tuple per stash.
     """
 
     stash_shapes: Stashes
@@ -121,9 +121,9 @@ def split(
 ) -> SplitStage:
     """Splits a stage and its gradient into F, B and W.
 
-    The fewest bytes are kept between the three with which no costly equation runs twice; see ``partition``. If ``f`` is
-    wrapped in ``jax.checkpoint``, B repeats the recomputation of the checkpoint, and F keeps only the values that it
-    saves.
+    As few bytes as possible are kept between the three without running a costly equation twice; see ``partition``. If
+    ``f`` is wrapped in ``jax.checkpoint``, F keeps only the values that the checkpoint saves, and B recomputes the
+    rest.
 
     Args:
         f: function (params, extras, x) -> (out, metrics); ``out`` is differentiated, ``metrics`` is not.
@@ -158,6 +158,6 @@ def _label(closed: ClosedJaxpr, num_in: Sequence[int], num_out: Sequence[int]) -
 
 
 def _sections(values: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:
-    """Divides ``values`` into sections of the given sizes and a rest."""
+    """Divides ``values`` into sections of the given sizes, followed by the remainder."""
     ends = list(itertools.accumulate(sizes, initial=0))
     return [values[start:end] for start, end in itertools.pairwise([*ends, len(values)])]

@@ -1,4 +1,4 @@
-"""Costs of a stage's F, B and W for the planner: computed before anything runs, and equal on every machine."""
+"""Costs of a stage's F, B and W for the planner, computed before anything runs and equal on every machine."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
         num_sequences: sequences of a micro-batch on one rank.
 
     Returns:
-        (the stage, the shapes that it was built for: layers, extras, x ``[B, T, D]``).
+        (the stage, (layers, extras, x ``[B, T, D]``) as the shapes that it was built for).
     """
     config = spec.gpt.config
     state = spec.abstract(with_slots=True)
@@ -49,7 +49,7 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
 
 
 def counted_stage(spec: StepSpec, stage: Stage, num_sequences: int) -> Stage:
-    """Returns the stage, or one with blockwise attention if it uses a kernel, whose FLOPs cannot be counted."""
+    """Returns the stage, with blockwise attention instead of a kernel, since a kernel's FLOPs cannot be counted."""
     if spec.gpt.kernel in ("plain", "blockwise"):
         return stage
     return split_stage(replace(spec, gpt=replace(spec.gpt, kernel="blockwise")), num_sequences)[0]
@@ -58,8 +58,8 @@ def counted_stage(spec: StepSpec, stage: Stage, num_sequences: int) -> Stage:
 def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
     """Computes layer costs for a stage: times relative to F, from matmul FLOPs; memory relative to F's stash.
 
-    The costs are for a chunk with the largest number of blocks of each kind, without embedding and head; ``plan_costs``
-    adds these, and covers other chunks.
+    The costs are those of a chunk with the largest number of blocks of each kind, without embedding and head.
+    ``plan_costs`` includes both and covers other chunks.
 
     Args:
         spec: step spec, on any mesh.
@@ -71,9 +71,9 @@ def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
 def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, ...], SlotBytes]:
     """Computes ``stage_costs``, each chunk's costs as factors of them, and the bytes per buffer slot on a rank.
 
-    F of the last chunk includes the loss and the head's whole backward pass, B of the first chunk the gradient of the
-    embedding. A stash slot is equally large for every chunk. With a single chunk there are no factors: all workers hold
-    it.
+    F of the last chunk includes the loss and the head's whole backward pass; B of the first chunk includes the gradient
+    of the embedding. Stash slots have the same size for all chunks. With a single chunk, which all workers hold, there
+    are no factors.
     """
     stage, (layers, extras, x) = split_stage(spec, num_sequences)
     counted = counted_stage(spec, stage, num_sequences)
@@ -96,7 +96,7 @@ def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, 
 
 
 def embedding_and_head(spec: StepSpec, num_sequences: int, x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Returns the first chunk's B and the last chunk's F outside the blocks: (function, argument shapes) each.
+    """Returns the work outside the blocks in the first chunk's B and the last chunk's F: (function, *shapes) each.
 
     The first is the gradient of the embedding; the second is the loss with its gradients with respect to the head and
     its input.
@@ -104,7 +104,7 @@ def embedding_and_head(spec: StepSpec, num_sequences: int, x: Any) -> tuple[tupl
     Args:
         spec: step spec, on any mesh.
         num_sequences: sequences of a micro-batch on one rank.
-        x: shape of the input of a block, ``[B, T, D]``.
+        x: shape and dtype of a block's input, ``[B, T, D]``.
     """
     shape = num_sequences, spec.gpt.config.sequence_length
     weights: Weights = jax.eval_shape(
@@ -153,5 +153,5 @@ def _block_flops(
 
 
 def stash_bytes(shapes: Any) -> int:
-    """Returns the bytes in one buffer slot for arrays with these shapes, a tree."""
+    """Returns the bytes of one buffer slot that holds a tree of arrays with these shapes."""
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(shapes))

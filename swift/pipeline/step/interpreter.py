@@ -1,12 +1,13 @@
-"""The tick interpreter: runs the ops in a worker's columns of the tick table, and exchanges messages between stages.
+"""The tick interpreter: runs the ops in a worker's columns of the tick table and exchanges messages between stages.
 
-A tick has two parts. First comes the worker's own op: one two-way ``lax.cond`` for each kind, around that kind's large
-buffers only, since XLA copies the operands of a multi-way branch. The expert ranks of a worker take the same branch, so
-it may contain collectives over ``expert``. Then come the messages, outside every branch that differs between workers.
-The table's common columns, the same on all devices, choose the permutation, so a ``lax.switch`` over ``ppermute`` is
-safe there; inside an op's branch it would deadlock.
+A tick has two parts. First, the worker runs its own op: one two-way ``lax.cond`` for each kind of op, around the large
+buffers of that kind only, since XLA copies the operands of a multi-way branch. The expert ranks of a worker take the
+same branch, so it may contain collectives over ``expert``. Second, the workers exchange messages, outside every branch
+that differs between workers. The permutation is chosen by the table's common columns, which are the same on all
+devices, so a ``lax.switch`` over ``ppermute`` is safe there; inside an op's branch it would deadlock.
 
-The weights do not change between two updates, so they are loop invariants of those ticks, not part of the carry.
+The weights do not change between two updates, so they are invariants of the loop over those ticks, not part of its
+carry.
 
 Legend: T ticks, Q rounds of a tick, K iterations of the window, B sequences of this rank, D model dim.
 """
@@ -73,7 +74,7 @@ def empty_carry(
         table: tick table, for the number of slots.
         stage: the stage's blocks, for the shapes of the stashes.
         weights: weights of the stage.
-        message: an array with the shape ``[B, T, D]`` of messages between workers.
+        message: array with the shape and dtype of a message between workers.
         num_iterations: K.
     """
 
@@ -161,7 +162,7 @@ class Interpreter:
         return Carry(activations, gradients, stashes, sums, layers, embedding, head)
 
     def _keep(self, kind: Kind, op: TickOp, message: jax.Array, inbox: jax.Array) -> jax.Array:
-        """Returns the inbox with an op's output, if this worker is itself the receiver."""
+        """Puts an op's output into the inbox if this worker itself is the receiver."""
         if not self.sends_itself:
             return inbox
         is_own = (op.opcode == kind + 1) & (op.own_slot >= 0)
@@ -170,7 +171,7 @@ class Interpreter:
     def _deliver(
         self, direction: int, message: jax.Array, tick: jax.Array, slot_Q: jax.Array, inbox: jax.Array
     ) -> jax.Array:
-        """Sends the messages of a direction; returns the inbox with the messages that arrived for this worker."""
+        """Sends the messages of one direction; returns the inbox with the messages that this worker received."""
         chosen_TQ = self.common[direction]
         ways: list[Callable[[jax.Array], jax.Array]] = [lambda message: message]
         ways += [partial(lax.ppermute, axis_name=WORKER_AXIS, perm=pairs) for pairs in self.permutations[direction]]

@@ -1,4 +1,4 @@
-"""Sums over micro-batches, and the metrics of a window's iterations: equal for every step function and mesh row.
+"""Sums over micro-batches, and the metrics of a window's iterations, which are equal on all mesh rows.
 
 Legend: K iterations of the window, L MoE layers, E classes.
 """
@@ -21,7 +21,7 @@ from swift.pipeline.step.spec import StepSpec
 
 
 class Sums(NamedTuple):
-    """Sums over micro-batches: this rank's, or all expert ranks' after ``over_ranks``."""
+    """Sums over the micro-batches of this rank, or of all expert ranks after ``over_ranks``."""
 
     loss: jax.Array  # cross-entropies of tokens, nats; at least float32
     aux: jax.Array  # auxiliary losses of micro-batches; at least float32
@@ -41,7 +41,7 @@ class Sums(NamedTuple):
 
 
 class UpdateRecord(NamedTuple):
-    """Measurements of an iteration during its update; a window's record has a leading dim K."""
+    """Measurements taken during an iteration's update; a window's record has a leading dim K."""
 
     square_norm: jax.Array  # squared norm of the stage's gradients, before clipping
     learning_rate: jax.Array
@@ -68,10 +68,10 @@ def metrics_of(
 
     Args:
         loss_K: cross-entropies, summed over the global batch's tokens, nats.
-        aux_K: auxiliary losses, mean over micro-batches, sum over all layers.
+        aux_K: auxiliary losses, summed over all layers and averaged over micro-batches.
         tokens_K: int32, tokens with a loss.
-        norm_K: norm of the whole model's gradient.
-        record: record of the updates of all stages, leading dim K.
+        norm_K: norm of the whole model's gradient, before clipping.
+        record: record of the updates of all stages, with a leading dim K.
     """
     return {
         "loss": loss_K / jnp.maximum(tokens_K, 1).astype(loss_K.dtype),

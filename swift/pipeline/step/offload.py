@@ -44,10 +44,11 @@ def update_layer_by_layer(
     """Updates the layers of all groups, one after the other.
 
     Args:
-        update: update of layers of some groups, in device memory; counters do not depend on the group.
-        state: state of this rank, whose arrays are in any memory.
+        update: function that updates the layers of some groups in device memory; it must update counters identically
+            for every group.
+        state: state of this rank, in any memory.
         layer_gradients: gradients of all groups.
-        dtype: dtype of slots.
+        dtype: dtype of the slots.
 
     Returns:
         (the state after the update, in its previous memory; the master weights by group for filling slots, in the
@@ -68,7 +69,7 @@ def update_layer_by_layer(
 
 
 def is_grouped_like_params(tree: Any, groups: Collection[str]) -> bool:
-    """Whether all arrays of a tree except counters are in dicts by group."""
+    """Whether all arrays in a tree, except scalars such as counters, are in dicts by group."""
     ungrouped = _map_groups(lambda _: {}, groups, tree)
     return all(leaf.ndim == 0 for leaf in jax.tree.leaves(ungrouped))
 
@@ -103,7 +104,7 @@ def _updated_group(
 
 
 def _layer(layer_gradients: LayerGradients, index: jax.Array, *, has_experts: bool) -> LayerGradients:
-    """Returns one layer's gradients; in a group of MoE layers also its counts and placements."""
+    """Returns one layer's gradients and, for a group of MoE layers, its counts and placements."""
     if has_experts:
         return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, index, 1), layer_gradients)
     ((name, stack),) = layer_gradients.gradients.items()

@@ -1,10 +1,11 @@
 """The iteration of a single worker: without a pipeline, the backward pass is not split.
 
 Micro-batches run one after another, forward and backward, and their slot gradients are summed: the ops are those of a
-stage that is both first and last, with one slot in every buffer. Then comes the same update U as in a pipeline. The
-sequences of a micro-batch are divided among the expert ranks as evenly as possible, here and in a pipeline.
+stage that is both first and last, with one slot in every buffer. The update U that follows is the same as in a
+pipeline. Here and in a pipeline, the sequences of a micro-batch are divided among the expert ranks as evenly as
+possible.
 
-Legend: M micro-batches, B sequences of a micro-batch, on a device the sequences of its rank, N expert ranks,
+Legend: M micro-batches, B sequences of a micro-batch (on a device: sequences of its rank), N expert ranks,
 T positions.
 """
 
@@ -34,7 +35,7 @@ _BOTH = EmbeddingAndHead(is_first=True, is_last=True)
 
 
 def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
-    """Returns the number of sequences per micro-batch that every rank has room for.
+    """Returns the number of sequences of a micro-batch for which every rank allocates room.
 
     >>> sequences_per_rank(16, 8), sequences_per_rank(16, 7)
     (2, 3)
@@ -43,9 +44,9 @@ def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
 
 
 def share_sequences(leaf: Shaped[np.ndarray, "*lead B T"], num_ranks: int) -> Shaped[np.ndarray, "*lead N b T"]:
-    """Divides ``[..., B, T]`` into the ranks' shares ``[..., N, ceil(B / N), T]``, whole sequences in order.
+    """Divides ``[..., B, T]`` into the ranks' shares ``[..., N, ceil(B / N), T]``: whole sequences, in order.
 
-    A rank with one sequence less than another gets zeros, marked as invalid tokens.
+    If a rank has one sequence less than another, zeros fill its last place; in ``valid`` they mark invalid tokens.
 
     >>> share_sequences(np.array([[1], [2], [3]]), num_ranks=2).tolist()
     [[[1], [2]], [[3], [0]]]
@@ -61,23 +62,23 @@ def share_sequences(leaf: Shaped[np.ndarray, "*lead B T"], num_ranks: int) -> Sh
 
 
 def single_worker_batch(batch: Batch, num_ranks: int) -> Batch:
-    """Returns a host batch ``[M, B, T]`` as rows for one worker: ``[1, M, N, B / N, T]``, see ``share_sequences``."""
+    """Converts a host batch ``[M, B, T]`` to ``[1, M, N, ceil(B / N), T]`` for one worker, see ``share_sequences``."""
     return Batch(*(share_sequences(leaf[None], num_ranks) for leaf in batch))
 
 
 def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:
-    """Puts the rows from ``single_worker_batch`` on one worker's devices."""
+    """Puts a host batch ``[M, B, T]`` on the devices of a single worker, see ``single_worker_batch``."""
     return live.put(single_worker_batch(batch, live.num_ranks), RANKED)
 
 
 def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatch) -> tuple[dict[str, jax.Array], Sums]:
     """Computes the gradients of loss and auxiliary loss over all micro-batches, in each group's master layout.
 
-    The objective is the mean cross-entropy of the global batch's tokens plus the auxiliary loss's mean over
-    micro-batches. Local sums are differentiated and reduced explicitly; the division comes last and happens once.
+    The objective is the mean cross-entropy over the global batch's tokens plus the mean auxiliary loss over
+    micro-batches. Local sums are differentiated and reduced explicitly, and divided once, at the end.
 
     Args:
-        spec: step spec, of one worker.
+        spec: step spec with a single worker.
         state: this rank's state.
         batch: this rank's sequences of every micro-batch, ``[M, B, T]``.
 
@@ -119,13 +120,13 @@ def _message(spec: StepSpec, batch: DeviceBatch) -> jax.Array:
 
 
 def _empty(stage: Stage) -> Stashes:
-    """Returns stashes of one slot; none from B to W, which run together."""
+    """Returns stashes with one slot; none from B to W, since these run together."""
     shapes = stage.stash_shapes._replace(for_w=())
     return jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), shapes)
 
 
 def _op(index: jax.Array) -> TickOp:
-    """Returns the op on a micro-batch, in slot 0 of every buffer."""
+    """Returns the op for a micro-batch, which uses slot 0 of every buffer."""
     zero, no_messages = jnp.zeros_like(index), jnp.zeros(0, index.dtype)
     scalars = dict.fromkeys(TickOp._fields, zero) | {"data": index}
     return TickOp(**scalars | dict.fromkeys(("activation_slot_Q", "gradient_slot_Q"), no_messages))
@@ -134,7 +135,7 @@ def _op(index: jax.Array) -> TickOp:
 def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
     """Returns the jitted step: (state, batch ``[worker, M, rank, B, T]``) -> (state, metrics ``[worker, 1, ...]``).
 
-    The old state's buffers are donated, unless ``keep_state``. For the metrics see ``metrics_of``.
+    The old state's buffers are donated, unless ``keep_state``. For the metrics, see ``metrics_of``.
     """
 
     def per_rank(state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:

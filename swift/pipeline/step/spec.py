@@ -1,10 +1,11 @@
 """The spec of a training step: everything static, from the model to each worker's chunks and their state's layout.
 
 A ``StepSpec`` says which chunks every live worker holds, where their layers are in its stacks, and which workers are
-peers. From these follow the shapes and shardings of a state, and how a state is created from parameters. Workers may
-hold several chunks; then sums over the peers of a chunk go in ``Rounds``, with at most one chunk per worker in each.
+peers. These determine the shapes and shardings of a state, and how a state is created from parameters. If workers hold
+several chunks, the sums over the peers of each chunk are split into ``Rounds``, with at most one chunk per worker in
+each round.
 
-C chunks, H holdings, L layers of a group in the model, R mesh rows, T rounds.
+Legend: C chunks, H holdings, L layers of a group in the model, R mesh rows, T rounds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ _Tree = TypeVar("_Tree")
 
 @dataclass(frozen=True)
 class Rounds:
-    """Schedule of sums over chunks, in rounds in which no worker has two chunks.
+    """Schedule of the sums over the peers of each chunk, in rounds in which every worker has at most one chunk.
 
     Attributes:
         chunk_HT: chunk of each holding in each round, int32; ``NONE`` for no chunk.
@@ -57,7 +58,7 @@ class Rounds:
 
     @classmethod
     def of(cls, peers_C: Sequence[Sequence[int]], holds_HC: np.ndarray, unequal: Unequal) -> "Rounds":
-        """Assigns every chunk to the first round in which its workers have no other chunk.
+        """Assigns every chunk to the first round in which none of its workers has another chunk.
 
         Args:
             peers_C: mesh rows whose workers hold each chunk.
@@ -87,13 +88,13 @@ class Rounds:
         )
 
     def sum_of(self, chunk: Index) -> "PeerAllReduce | SumInRound":
-        """Returns the sum over the workers that hold a chunk, whose number is data."""
+        """Returns the sum over the workers that hold a chunk; the chunk's number may be traced."""
         return self.sums[0] if len(self.sums) == 1 else SumInRound(self.sums, jnp.asarray(self.round_C)[chunk])
 
 
 @dataclass(frozen=True)
 class SumInRound:
-    """Sum in one of several rounds, each in a branch: workers that hold the same chunk take the same branch."""
+    """Sum in one of several rounds, each in its own branch; workers that hold the same chunk take the same branch."""
 
     sums: tuple[PeerAllReduce, ...]
     round_index: Index
@@ -115,7 +116,7 @@ def _covering(groups: Sequence[tuple[int, ...]], num_live: int) -> tuple[tuple[i
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """Static description of an iteration: everything but arrays.
+    """Static description of an iteration: everything except arrays.
 
     Attributes:
         gpt: model architecture.
@@ -123,8 +124,8 @@ class StepSpec:
         experts: settings of the expert layers.
         policy: placement policy.
         optimizer: elementwise optax transformation, without clipping.
-        learning_rate: learning rate by iteration, for the record.
-        clip_norm: largest global gradient norm, or None.
+        learning_rate: learning rate by iteration, as recorded in the metrics.
+        clip_norm: largest global gradient norm, or None for no clipping.
         layouts: layout of the master weights, by group.
         compute_dtype: dtype of slots and activations.
         num_microbatches: micro-batches of an iteration, over all pipelines.
@@ -132,9 +133,9 @@ class StepSpec:
         decays_matrices_only: whether weight decay excludes embeddings, norms and biases.
         remat: part of a block that is recomputed from its input in the backward pass: none, attention, or the block.
         memory: location of master weights and moments between updates.
-        cut: blocks of every stage in the first pipeline, and in checkpoints; None: equally many.
-        chunks: chunks that every worker holds; None: all pipelines have the same cut, and a chunk is a stage.
-        worker_shapes: shapes of a worker's state; found by tracing unless given.
+        cut: blocks of every stage in the first pipeline and in checkpoints, or None for equally many in all stages.
+        chunks: chunks that every worker holds, or None if all pipelines have the same cut and each chunk is a stage.
+        worker_shapes: shapes of a worker's state, or None to find them by tracing.
     """
 
     gpt: GPT
@@ -167,7 +168,7 @@ class StepSpec:
         if self.worker_shapes is None:
             object.__setattr__(self, "worker_shapes", self._find_worker_shapes())
         moments = self.worker_shapes.moments
-        # A scalar is a counter of the worker; arrays as large as the master weights are RANKED like them.
+        # A scalar is a counter of the worker; other arrays are as large as the master weights, and RANKED like them.
         specs = TrainState(
             step=SHARED,
             master=RANKED,
@@ -205,12 +206,12 @@ class StepSpec:
 
     @cached_property
     def num_moe_layers(self) -> int:
-        """L, the MoE layers in a worker's stacks: the largest number that any worker has."""
+        """Number of MoE layers in a worker's stacks, L: the largest number that any worker has."""
         return self.chunks.stack_size(True)
 
     @cached_property
     def model_index(self) -> dict[str, np.ndarray]:
-        """Index in the model for each holding's layers, int64[H, layers] by group; negative: padding.
+        """Index in the model of each holding's layers, int64[H, layers] by group; negative for padding.
 
         If all pipelines have the same cut and a chunk is a stage, the holdings are the stages.
         """
@@ -236,7 +237,7 @@ class StepSpec:
 
     @cached_property
     def peers_C(self) -> tuple[tuple[int, ...], ...]:
-        """Mesh rows whose workers hold each chunk, ascending: the peers with respect to this chunk."""
+        """Mesh rows whose workers hold each chunk, ascending; these workers are peers with respect to the chunk."""
         holds_RC = self.chunks.holds_HC[self.holding_R]
         return tuple(tuple(np.flatnonzero(holds_R).tolist()) for holds_R in holds_RC.T)
 
@@ -248,19 +249,19 @@ class StepSpec:
 
     @property
     def sums_need_all(self) -> bool:
-        """Whether all workers take part in a sum over some of them."""
+        """Whether all workers must take part in a sum over some of them."""
         return self.ties_stages or any(peer_sum.is_tree for peer_sum in self.rounds.sums)
 
     @property
     def ties_stages(self) -> bool:
-        """Whether the head reads the embedding, and the two are in different chunks.
+        """Whether the head reads the embedding and the two are in different chunks.
 
         If so, every worker keeps an up-to-date embedding: its gradient is the sum over all workers.
         """
         return self.gpt.config.tied_embeddings and len(self.chunks.sizes) > 1
 
     def locations(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (lowest mesh row that has it, stack index) for the model's layers of a group, int64[L] each."""
+        """Returns (lowest mesh row that has it, its stack index there) for each layer of a group, int64[L] each."""
         index_RL = self.model_index[name][self.holding_R]
         if name in EMBEDDING_AND_HEAD:
             chunk = 0 if name == "embedding" else len(self.chunks.sizes) - 1
@@ -271,7 +272,7 @@ class StepSpec:
 
     @cached_property
     def state_bytes(self) -> int:
-        """Bytes of a worker's state."""
+        """Bytes of a worker's state, over all its expert ranks."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.worker_shapes))
 
     @property
@@ -286,7 +287,7 @@ class StepSpec:
 
     @property
     def row_wire_dtype(self) -> DTypeLike:
-        """Wire dtype for the embedding's row gradients, if ranks share the rows."""
+        """Dtype in which row gradients of the embedding are sent, if ranks share the rows."""
         layout = self.layouts["embedding"]
         assert isinstance(layout, Decoupled)
         return layout.wire_dtype
@@ -322,8 +323,8 @@ class StepSpec:
 
         Args:
             experts_LNS: placement of the experts.
-            stacks: an array ``[layer, ...]`` for each group, to read the number of layers from; None: a worker's
-                stacks.
+            stacks: array ``[layer, ...]`` for each group, which determines the number of layers, or None for the
+                numbers of layers in a worker's stacks.
         """
         num_layers = self.num_layers if stacks is None else {name: len(leaf) for name, leaf in stacks.items()}
         return {
@@ -406,9 +407,9 @@ class StepSpec:
         )
 
     def gather_master_weights(self, state: TrainState) -> dict[str, np.ndarray]:
-        """Gathers the master weights ``[layer, class, size]`` by group, as a plain model has them, on the host."""
+        """Gathers the master weights on the host, by group: ``[layer, class, size]``, the layout of a plain model."""
         # Each op on sharded arrays would be a program with its own collectives, and emulated devices can deadlock when
-        # many of those run at once. Also, no device need have room for the weights of all experts.
+        # many of those run at once. Also, the weights of all experts need not fit on one device.
         master, placement = jax.device_get((state.master, state.placement))
 
         def classes(name: str) -> np.ndarray:

@@ -4,10 +4,10 @@ A block is a layer: attention, then a dense network or a mixture of experts. It 
 without a gradient, and of the residual stream. ``ForwardStage`` runs the blocks of a chunk forward only; ``Stage``
 splits a block of each kind and runs its three parts.
 
-The weights, gradients and stashes of blocks of a kind are stacked. So a program contains every kind of block once,
-whatever the number of blocks, and the next block's kind is data. Each kind has a ``lax.cond`` of its own, around the
-buffers that only this kind updates: XLA copies a buffer that two branches update. The expert ranks of a worker take the
-same branch.
+The weights, gradients and stashes of all blocks of a kind are stacked. So a program contains every kind of block once,
+whatever the number of blocks, and selects the kind of the next block at run time. Each kind has its own ``lax.cond``,
+around the buffers that only this kind updates, since XLA copies a buffer that two branches update. The expert ranks of
+a worker take the same branch.
 
 Legend: B sequences of this rank, T positions, D model dim, L MoE layers of the stage, N ranks, S slots, E experts.
 """
@@ -33,15 +33,15 @@ from swift.pipeline.step.metrics import no_load
 from swift.pipeline.step.spec import StepSpec
 
 _BlockFunction = Callable[[Mapping[str, Any], "Extras", jax.Array], tuple[tuple[jax.Array, jax.Array], Load | None]]
-"""Block: (its weights, its extras, x_BTD) -> ((y_BTD, auxiliary loss), load[E] or None)."""
+"""Function (a block's weights, its extras, x_BTD) -> ((y_BTD, auxiliary loss), load[E] or None for a dense block)."""
 
 _Each = Callable[[bool, Index, Index, Any, Any], tuple[Any, Any]]
 """Function (kind, index in the worker's stack, index in the stashes, common values, the kind's values) -> both values
-after a block."""
+after the block."""
 
 
 class Extras(NamedTuple):
-    """Inputs without a gradient; B and W receive them again, so they are never stashed."""
+    """Inputs of a block without a gradient; B and W receive them again, so they are never stashed."""
 
     placement: Any  # int32[L, N, S] of a stage, [N, S] of a block; None for a dense block
     valid_BT: jax.Array
@@ -54,7 +54,7 @@ class Extras(NamedTuple):
 
 
 def block_function(spec: StepSpec) -> _BlockFunction:
-    """Returns the block function; the groups in its weights determine the kind of block."""
+    """Returns the function of a block; the groups in the weights determine the kind of block."""
     gpt, experts, layout = spec.gpt, spec.gpt.groups.get("expert"), spec.layouts.get("expert")
 
     def block(weights: Mapping[str, Any], extras: Extras, x_BTD: jax.Array) -> Any:
@@ -84,7 +84,7 @@ def block_shapes(layers: Layers, extras: Extras, is_moe: bool) -> tuple[Any, Ext
 
 
 def _block_of(layers: Layers, extras: Extras, is_moe: bool, layer: Index) -> tuple[Any, Extras]:
-    """Returns a block's weights and extras, by its index in the stack for its kind."""
+    """Returns a block's weights and extras, given its index in the stack of its kind."""
     placement = layer_of(extras.placement, layer) if is_moe else None
     return layer_of(layers[is_moe], layer), extras._replace(placement=placement)
 
@@ -103,13 +103,13 @@ class ForwardStage:
 
     @property
     def stash_shapes(self) -> Stashes:
-        """Shapes ``[layers, ...]`` of the stashed arrays, each a tuple by whether a block is a mixture of experts."""
+        """Shapes ``[layers, ...]`` of the arrays in each stash: a tuple for each kind of block."""
         return Stashes({}, {}, {})
 
     def evaluate(
         self, layers: Layers, extras: Extras, x: Float[Array, "B T D"], chunk: Index
     ) -> tuple[jax.Array, jax.Array, Load]:
-        """Runs a chunk forward: (y_BTD, auxiliary loss, load[L, E])."""
+        """Runs a chunk forward: returns (y_BTD, auxiliary loss, load[L, E])."""
         apply = block_function(self.spec)
 
         def block(is_moe: bool, layer: Index, _: Index, common: Any, load: Any) -> Any:
@@ -129,7 +129,7 @@ class ForwardStage:
     def _each(
         self, chunk: Index, block: _Each, common: Any, by_kind: dict[bool, Any], *, reverse: bool = False
     ) -> tuple[Any, Any]:
-        """Calls a function for every block of a chunk in turn, on common values and the values of the block's kind."""
+        """Applies a function to every block of a chunk in turn, on the common values and those of the block's kind."""
         cut, (only, *other_kinds) = self.spec.chunks.ops, self.spec.chunks.kinds
         first = {is_moe: self._first_layer(is_moe, chunk) for is_moe in (only, *other_kinds)}
 
@@ -147,7 +147,7 @@ class ForwardStage:
                 by_kind = by_kind | {kind: kind_values}
             return common, by_kind
 
-        # If all chunks have equally many blocks, the compiler knows their number.
+        # If all chunks have equally many blocks, the trip count is static.
         is_even = len(set(cut.sizes)) == 1
         count = cut.sizes[0] if is_even else jnp.asarray(cut.sizes, jnp.int32)[chunk]
         if is_even and count == 1 and not other_kinds:
@@ -160,17 +160,17 @@ class ForwardStage:
         return lax.fori_loop(0, count, step, (common, by_kind))
 
     def _first_layer(self, is_moe: bool, chunk: Index) -> Index:
-        """Returns the worker's stack index for a chunk's first block of a kind."""
+        """Returns the index of a chunk's first block of a kind in the worker's stack."""
         chunks = self.spec.chunks
         return 0 if chunks.is_one_chunk_per_worker else jnp.asarray(chunks.first_layers(is_moe))[self.holding, chunk]
 
 
 @dataclass(frozen=True)
 class Stage(ForwardStage):
-    """Blocks of a stage as F, B and W.
+    """Blocks of a stage, split into F, B and W.
 
     Attributes:
-        kinds: a split block of each kind in the model, by whether it is a mixture of experts.
+        kinds: split block for each kind in the model, by whether the kind is a mixture of experts.
     """
 
     kinds: Mapping[bool, SplitStage]
@@ -192,7 +192,7 @@ class Stage(ForwardStage):
             layers: weights of the stage's blocks, or their shapes.
             extras: extras of the stage, or their shapes.
             x: the stage's input ``[B, T, D]``, or its shape.
-            holding: see ``ForwardStage``; it is data.
+            holding: see ``ForwardStage``.
             axis_env: see ``split``.
         """
         kinds = {
@@ -201,7 +201,7 @@ class Stage(ForwardStage):
         return cls(spec, holding, kinds)
 
     def stack_size(self, is_moe: bool) -> int:
-        """Returns the layers in a stash for blocks of a kind: the most that a chunk has."""
+        """Returns the number of layers in a stash for blocks of a kind: the largest number in any chunk."""
         return self.spec.chunks.ops.stack_size(is_moe)
 
     @property
@@ -225,7 +225,7 @@ class Stage(ForwardStage):
         slots: Stashes,
         chunk: Index,
     ) -> tuple[jax.Array, jax.Array, Load, Stashes]:
-        """Runs F: (y_BTD, auxiliary loss, load[L, E], the stashes with F's values in the given slots).
+        """Runs F: returns (y_BTD, auxiliary loss, load[L, E], stashes with F's values in the given slots).
 
         Stashed arrays are ``[slots, layers, ...]``.
         """
@@ -257,7 +257,7 @@ class Stage(ForwardStage):
         d_out: tuple[jax.Array, jax.Array],
         chunk: Index,
     ) -> tuple[jax.Array, Any]:
-        """Runs B: (cotangent of x, W's stash with B's values in its slot)."""
+        """Runs B: returns (cotangent of x, W's stash with B's values in its slot)."""
 
         def block(is_moe: bool, layer: Index, stash_index: Index, dy: jax.Array, for_w: Any) -> Any:
             for_b, for_b_and_w = _taken(stashes[:2], slots, is_moe, stash_index)
@@ -276,7 +276,7 @@ class Stage(ForwardStage):
         totals: Layers,
         chunk: Index,
     ) -> Layers:
-        """Runs W: returns the totals with the gradients of the weights added."""
+        """Runs W: returns ``totals`` plus the gradients of the weights."""
 
         def block(is_moe: bool, layer: Index, stash_index: Index, common: Any, totals: Any) -> Any:
             stashed = _taken(stashes[1:], slots[1:], is_moe, stash_index)
@@ -294,7 +294,7 @@ class Stage(ForwardStage):
         totals: Layers,
         chunk: Index,
     ) -> tuple[jax.Array, Layers]:
-        """Runs every block's B and W together, from stash slot 0: (cotangent of x, totals)."""
+        """Runs B and W of every block together, from stash slot 0: returns (cotangent of x, updated totals)."""
 
         def block(is_moe: bool, layer: Index, stash_index: Index, dy: jax.Array, totals: Any) -> Any:
             for_b, for_b_and_w = _taken(stashes[:2], (0, 0), is_moe, stash_index)

@@ -4,9 +4,9 @@ Only the first and the last chunk differ. The first chunk's F embeds its tokens,
 into the embedding's. The last chunk's F computes the loss, its gradient and the head's gradient at once, so that logits
 are never stored.
 
-If ranks share the embedding's rows, a rank has copies of its hot tokens' rows: ``HotRows`` fetches them before an
+If ranks share the embedding's rows, each rank has copies of its hot tokens' rows: ``HotRows`` fetches them before an
 iteration and sends their gradients after it. All expert ranks of a worker begin and end an iteration at the same time,
-so their exchanges may be in a branch of a worker.
+so these exchanges may be inside a branch that depends on the worker.
 
 Legend: K iterations of the window, n micro-batches of a worker, H hot tokens of a rank, B sequences of this rank,
 T positions, D model dim.
@@ -33,11 +33,11 @@ from swift.pipeline.step.update import EmbeddingAndHead, cond_unless_static
 
 @dataclass(frozen=True)
 class HotRows:
-    """Hot rows on a rank in each iteration of a window; no-ops if the spec has none.
+    """Hot rows of the embedding on a rank in each iteration of a window; the methods do nothing if the spec has none.
 
     Attributes:
         spec: step spec.
-        hot_KH: int32, see ``choose_hot_rows``.
+        hot_KH: int32, tokens whose rows are copied, see ``choose_hot_rows``.
     """
 
     spec: StepSpec
@@ -52,7 +52,7 @@ class HotRows:
         Args:
             spec: step spec.
             inputs_nBT: int32, tokens of this rank.
-            iteration_n: int32, the iteration in which the worker embeds a micro-batch; -1: another worker does.
+            iteration_n: int32, the iteration in which this worker embeds each micro-batch; -1 if another worker does.
             num_iterations: K.
         """
         if not spec.num_hot_rows:
@@ -69,7 +69,7 @@ class HotRows:
         return jnp.zeros(shape, self.spec.compute_dtype) if self.spec.num_hot_rows else ()
 
     def at(self, iteration: Any, copies: Any) -> HotRowCache | None:
-        """Returns the copies of an iteration, with their row numbers."""
+        """Returns the copies of an iteration with their row numbers, or None without hot rows."""
         return HotRowCache(self.hot_KH[iteration], copies) if self.spec.num_hot_rows else None
 
     def fetch(self, slots: dict[str, jax.Array], iteration: Any, is_first: Any, copies: Any) -> Any:
@@ -77,7 +77,7 @@ class HotRows:
 
         Args:
             slots: slots of this rank, with the weights at the start of the iteration.
-            iteration: the iteration; beyond the window nothing is fetched.
+            iteration: iteration of the window; for one beyond its end, nothing is fetched.
             is_first: whether the worker embeds tokens; if not, nothing is fetched.
             copies: copies to return if nothing is fetched.
         """
@@ -111,15 +111,15 @@ class HotRows:
 
 @dataclass(frozen=True)
 class EvaluationOps:
-    """Op of one rank's stage in an evaluation. Create it while tracing a step function: it holds the trace's arrays.
+    """Op of one rank's stage in an evaluation; holds arrays of a trace, so create it while tracing a step function.
 
     Attributes:
         spec: step spec.
         stage: the stage's blocks.
         weights: weights of the stage, embedding and head.
         placement_LNS: int32, the expert in every slot.
-        static_chunk: the only chunk that the worker holds; None: the worker may hold several, and the op says which
-            one.
+        static_chunk: the only chunk that the worker holds, or None if it may hold several; then each op gives its
+            chunk.
         batch: the worker's micro-batches, ``[n, B, T]``.
     """
 
@@ -133,7 +133,7 @@ class EvaluationOps:
     def evaluate(
         self, op: TickOp, activations: Float[Array, "_ B T D"], sums: Sums
     ) -> tuple[Float[Array, "B T D"], Sums]:
-        """Runs F without a backward pass: (message to the next stage, sums)."""
+        """Runs F without a backward pass: returns (message to the next stage, updated sums)."""
         data = self._data(op)
         x = self._input(op, data, activations)
         y, aux, load = self.stage.evaluate(self.weights.layers, self._extras(data), x, self._chunk(op))
@@ -157,7 +157,7 @@ class EvaluationOps:
             return self.spec.gpt.embed(weights, data.inputs, copies=self._copies(op))
 
     def _copies(self, op: TickOp) -> HotRowCache | None:
-        """Returns the copies for an op's lookup: none in an evaluation."""
+        """Returns the copies of rows for an op's lookup, or None: an evaluation uses none."""
         del op
         return None
 
@@ -199,7 +199,7 @@ class StageOps(EvaluationOps):
         sums: Sums,
         head: Any,
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "_ B T D"], Stashes, Sums, Any]]:
-        """Runs F: (message to the next stage, updated buffers); the last stage adds its loss."""
+        """Runs F: returns (message to the next stage, updated buffers); the last chunk adds its loss."""
         data = self._data(op)
         x, chunk = self._input(op, data, activations), self._chunk(op)
         y, aux, load, stashes = self.stage.forward(
@@ -221,7 +221,7 @@ class StageOps(EvaluationOps):
     def backward_input(
         self, op: TickOp, gradients: Float[Array, "_ B T D"], stashes: Stashes, embedding: Any
     ) -> tuple[Float[Array, "B T D"], tuple[Any, Any]]:
-        """Runs B: (message to the previous stage, W's stash and the accumulated gradient of the embedding)."""
+        """Runs B: returns (message to the previous stage, (W's stash, accumulated gradient of the embedding))."""
         data, d_out, chunk = self._data(op), self._d_out(op, gradients), self._chunk(op)
         dx, for_w = self.stage.backward_input(
             self.weights.layers, self._extras(data), stashes, op.stash_slots, d_out, chunk
@@ -236,7 +236,7 @@ class StageOps(EvaluationOps):
     def backward(
         self, op: TickOp, gradients: Float[Array, "_ B T D"], stashes: Stashes, layers: Layers, embedding: Any
     ) -> tuple[Layers, Any]:
-        """Runs B and W together, for a single worker: (layers, embedding) with their accumulated gradients."""
+        """Runs B and W together, for a single worker: returns the accumulated gradients (layers, embedding)."""
         data, d_out, chunk = self._data(op), self._d_out(op, gradients), self._chunk(op)
         dx, layers = self.stage.backward(self.weights.layers, self._extras(data), stashes, d_out, layers, chunk)
         return layers, self._embedded(op, data, dx, embedding)
@@ -248,7 +248,7 @@ class StageOps(EvaluationOps):
         return gradients[op.inbox], self.aux_weight_K[op.iteration]
 
     def _embedded(self, op: TickOp, data: DeviceBatch, dx: jax.Array, embedding: Any) -> Any:
-        """Returns the accumulated gradient of the embedding, with the op's if it is on the first chunk."""
+        """Returns the accumulated gradient of the embedding; an op on the first chunk adds its own."""
 
         def embed(embedding: EmbeddingWeights) -> EmbeddingWeights:
             weights, copies = {"embedding": [layer_of(self.weights.embedding.shard, 0)]}, self._copies(op)
@@ -263,7 +263,7 @@ class StageOps(EvaluationOps):
 
 
 def _named(scope: str, num_ranks: int) -> AbstractContextManager[None]:
-    """Returns the name scope of a shared part if ranks share it; otherwise it has no collectives to identify."""
+    """Returns a name scope if ranks share a part of the model; otherwise the part has no collectives to identify."""
     return jax.named_scope(scope) if num_ranks > 1 else nullcontext()
 
 
@@ -273,7 +273,7 @@ def _add(totals: Any, values: Any) -> Any:
 
 
 def _sums_of(sums_K: Sums, iteration: Int[Array, ""], **values: Any) -> Sums:
-    """Adds one iteration's values to some fields in a window's sums."""
+    """Adds one iteration's values to some fields of a window's sums."""
 
     def added(total_K: jax.Array, value: jax.Array) -> jax.Array:
         return total_K.at[iteration].add(value.astype(total_K.dtype))

@@ -1,4 +1,4 @@
-"""A tick table as arrays, the arguments of a step function: a new table with the same shape recompiles nothing.
+"""A tick table as array arguments of a step function: a new table of the same shape needs no recompilation.
 
 Legend: T ticks, Q rounds of a tick, R live workers, H phases, n micro-batches of a worker.
 """
@@ -21,15 +21,15 @@ _Array = jax.Array | np.ndarray
 class Common(NamedTuple):
     """Columns that are the same for all workers."""
 
-    activations_TQ: _Array  # int32, the permutation of a round; -1: none
-    gradients_TQ: _Array  # int32
-    phases_H2: _Array  # int32, first tick and end of every phase
+    activations_TQ: _Array  # int32, index of the permutation in each round; -1: none
+    gradients_TQ: _Array  # int32, likewise
+    phases_H2: _Array  # int32, first tick and end (exclusive) of every phase
 
 
 class Columns(NamedTuple):
     """Columns of a worker; global arrays have a leading dim R."""
 
-    opcode_T: _Array  # int32, the fields of ``TickTable``
+    opcode_T: _Array  # int32 like the next 11 columns; for their meaning see ``TickTable``
     iteration_T: _Array
     data_T: _Array
     b_stash_T: _Array
@@ -44,7 +44,7 @@ class Columns(NamedTuple):
     update_H: _Array  # int32, the iteration whose update comes at the end of a phase; -1: none
     update_chunk_H: _Array  # int32, the chunk to update; -1: none
     ends_iteration_H: _Array  # bool, whether it is the worker's last update of its iteration
-    token_iteration_n: _Array  # int32, the iteration of each micro-batch whose tokens the worker counts; -1 for others
+    token_iteration_n: _Array  # int32, iteration of each micro-batch whose tokens the worker counts; -1 for others
 
     @property
     def updates(self) -> tuple[_Array, _Array, _Array]:
@@ -53,7 +53,7 @@ class Columns(NamedTuple):
 
 
 class TickOp(NamedTuple):
-    """Op of a worker in one tick: int32[] each, and int32[Q] slots for the messages that it receives."""
+    """Op of a worker in one tick: int32[] fields, and int32[Q] slots for the messages that the worker receives."""
 
     opcode: jax.Array
     iteration: jax.Array
@@ -70,7 +70,7 @@ class TickOp(NamedTuple):
 
     @property
     def stash_slots(self) -> Stashes:
-        """Slot of the op in each stash."""
+        """Slot that the op uses in each stash."""
         return Stashes(self.stash_for_b, self.stash_for_b_and_w, self.stash_for_w)
 
     @classmethod
@@ -106,7 +106,7 @@ def table_arrays(table: TickTable) -> tuple[Common, Columns]:
 
 
 def _ends_iteration(update_HR: np.ndarray) -> np.ndarray:
-    """Returns whether each update is its worker's last one in its iteration, bool[H, R]."""
+    """Returns whether each update is the last one of its iteration on its worker, bool[H, R]."""
     is_last_HR = np.zeros(update_HR.shape, bool)
     for row, iteration_H in enumerate(update_HR.T):
         for iteration in set(iteration_H[iteration_H >= 0].tolist()):
@@ -117,7 +117,7 @@ def _ends_iteration(update_HR: np.ndarray) -> np.ndarray:
 def _token_iterations(table: TickTable) -> np.ndarray:
     """Returns each micro-batch's iteration on the worker that runs its F on the first chunk, int32[R, n]; -1 elsewhere.
 
-    So every token of a batch is counted by exactly one worker.
+    Thus exactly one worker counts each token of a batch.
     """
     counted_Rn = np.full(table.data_Rn.shape[:2], -1, np.int32)
     tick, row = np.nonzero((table.opcode_TR == Kind.F + 1) & (table.chunk_TR == 0))

@@ -1,12 +1,12 @@
 """The step functions of a pipeline: one jitted program for each configuration, with the tick table as data.
 
-``window_step`` runs K iterations as one program, in which every stage updates as soon as it and its peers are done and
-starts the next iteration (ReCycle's staggered optimizer). The norm of the whole model's gradient is known only
-afterwards. So a window is a transaction: it leaves the old state unchanged and reports whether it counts.
-``barrier_step`` runs one iteration in which all stages wait for the norm before they update: it always counts.
+``window_step`` runs K iterations as one program, in which every stage updates as soon as it and its peers are done, and
+then starts the next iteration (ReCycle's staggered optimizer). The norm of the whole model's gradient is known only at
+the end. So a window is a transaction: it leaves the old state unchanged and reports whether it counts. In contrast,
+``barrier_step`` runs one iteration in which all stages wait for the norm before they update; it always counts.
 
-Both see a rank through its context: its stage, its interpreter, and the sums that its updates need. A worker that holds
-several chunks updates each chunk by itself, since its peers differ from chunk to chunk. ``ChunkLayers`` takes a chunk's
+Both use a rank's context: its stage, its interpreter, and the sums that its updates need. A worker that holds several
+chunks updates them one at a time, since its peers differ from chunk to chunk. ``ChunkLayers`` takes a chunk's
 state out of the worker's stacks; this state is the same on all workers that hold the chunk, whatever its position in
 their stacks. If a worker has only one chunk, the chunk's state is the worker's.
 
@@ -139,7 +139,7 @@ class ChunkLayers:
         return TrainState(step, master, moments, slots, placement, policy)
 
     def put_record(self, records_K: UpdateRecord, record: UpdateRecord, chunk: Index, iteration: Index) -> UpdateRecord:
-        """Adds a chunk's record to a window's records; its norm counts only on the lowest worker with the chunk."""
+        """Adds a chunk's record to a window's records; its norm counts only on the lowest mesh row with the chunk."""
         is_one_chunk, index = self.spec.chunks.is_one_chunk_per_worker, self._index(True, chunk)
 
         def put(all_K: jax.Array, values: jax.Array) -> jax.Array:
@@ -179,7 +179,7 @@ class ChunkLayers:
         return jnp.asarray(lowest_CR)[chunk, self.spec.live.row_index()]
 
     def _index(self, is_moe: bool | None, chunk: Index) -> jax.Array:
-        """Stack index for a chunk's layers of a kind, int32[n]; beyond the end for padding, and with ``NONE``."""
+        """Returns the stack indices of a chunk's layers of a kind, int32[n]; past the end for padding and ``NONE``."""
         chunks = self.spec.chunks
         number_n = jnp.arange(chunks.ops.stack_size(is_moe), dtype=jnp.int32)
         counts = jnp.asarray([*chunks.ops.counts(is_moe), 0], jnp.int32)  # the last count is for NONE
@@ -188,12 +188,12 @@ class ChunkLayers:
 
 
 def group_of(path: Sequence[Any]) -> str | None:
-    """Returns the parameter group for a leaf in a state; None for counters."""
+    """Returns the parameter group of a leaf in a state, or None for leaves without a group, such as counters."""
     return next((entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)), None)
 
 
 def _taken(tree: _Tree, index_n: jax.Array, *, padding: Any = 0) -> _Tree:
-    """Takes layers from stacks; for an index beyond them, ``padding``, or the last layer if that is None."""
+    """Takes layers from stacks; an index beyond the end gives ``padding``, or the last layer if ``padding`` is None."""
     options: dict[str, Any] = {"mode": "clip"} if padding is None else {"mode": "fill", "fill_value": padding}
     return jax.tree.map(lambda leaf: jnp.take(leaf, index_n, axis=0, **options), tree)
 
@@ -203,7 +203,7 @@ def _selected(is_new: Any, new: _Tree, old: _Tree) -> _Tree:
 
 
 class ChunkUpdate(NamedTuple):
-    """A chunk's U between its halves: only the factor that clips the gradients is missing."""
+    """Intermediate result of a chunk's U, after its first half; only the factor that clips the gradients is missing."""
 
     chunk: Index
     state: TrainState  # of the chunk, before the update
@@ -212,7 +212,7 @@ class ChunkUpdate(NamedTuple):
 
 
 class _RankContext(NamedTuple):
-    """Context of a rank before a step function's first tick; lives as long as its trace."""
+    """Context of a rank before a step function's first tick; valid while the step function is being traced."""
 
     spec: StepSpec
     stage: ForwardStage
@@ -236,7 +236,7 @@ class _RankContext(NamedTuple):
         *,
         trains: bool = True,
     ) -> "_RankContext":
-        """Splits the blocks (unless they are only evaluated), counts the tokens and allocates empty buffers."""
+        """Splits the blocks (unless ``trains`` is False), counts the tokens and allocates empty buffers."""
         message = jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
         holding = jnp.asarray(spec.holding_R)[spec.live.row_index()]
         hot_rows = HotRows.choose(spec, batch.inputs, jnp.asarray(columns.token_iteration_n), num_iterations)
@@ -264,7 +264,7 @@ class _RankContext(NamedTuple):
 
     @property
     def static_chunk(self) -> Any:
-        """Chunk that the worker holds; None if workers may hold several."""
+        """Chunk that the worker holds, or None if workers may hold several."""
         worker_chunks = self.spec.chunks.worker_chunks
         return (
             jnp.asarray([chunk for chunk, *_ in worker_chunks])[self.layers.holding]
@@ -278,11 +278,11 @@ class _RankContext(NamedTuple):
         return [(chunk_T[index], peer_sum) for index, peer_sum in enumerate(self.spec.rounds.sums)]
 
     def named_round(self, round_index: int) -> AbstractContextManager[None]:
-        """Returns the name scope for the updates of a round; empty if there is only one round."""
+        """Returns the name scope for the updates of a round; no scope if there is only one round."""
         return jax.named_scope(f"{scopes.ROUND}{round_index}") if len(self.spec.rounds.sums) > 1 else nullcontext()
 
     def ends(self, chunk: Any) -> EmbeddingAndHead:
-        """Returns whether a chunk is the model's first and last."""
+        """Returns whether a chunk is the model's first, and whether it is the last."""
         return EmbeddingAndHead.of(self.spec, chunk)
 
     def first_copies(self, state: TrainState) -> Any:
@@ -291,7 +291,7 @@ class _RankContext(NamedTuple):
         return self.hot_rows.fetch(state.slots, 0, embeds, self.hot_rows.no_copies)
 
     def ops(self, state: TrainState, copies: Any) -> StageOps:
-        """Returns the worker's ops with a state's weights and with copies of rows, valid until the next update."""
+        """Returns the worker's ops with a state's weights and copies of rows; valid until the next update."""
         spec = self.spec
         assert isinstance(self.stage, Stage)
         weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, self.layers.holding, copies)
@@ -319,7 +319,7 @@ class _RankContext(NamedTuple):
             iteration: the iteration that ends.
             chunk: chunk to update.
             peer_sum: sum over the workers that hold the chunk.
-            tied: gradients that are already reduced, see ``tied``; their norm counts with the first chunk.
+            tied: gradients that are already reduced, from the method ``tied``; their norm counts with the first chunk.
         """
         spec, chunk_state, ends = self.spec, self.layers.state(state, chunk), self.ends(chunk)
         totals = self.hot_rows.collect(totals, iteration, ends.is_first)
@@ -336,19 +336,19 @@ class _RankContext(NamedTuple):
     def apply(
         self, state: TrainState, update: ChunkUpdate, scale: jax.Array | None, *, ends_iteration: Any
     ) -> TrainState:
-        """Runs the second half of a chunk's U, with a factor of the gradients (None: 1): the worker's next state."""
+        """Runs the second half of a chunk's U, with gradients times ``scale``, if any; returns the worker's state."""
         popularity_LE, ends = update.record.load.popularity_E, self.ends(update.chunk)
         after = apply_gradients(self.spec, update.state, update.gradients, popularity_LE, ends, scale)
         return self.layers.put_state(state, after, update.chunk, ends_iteration=ends_iteration)
 
     def tied(self, state: TrainState, totals: StageWeights) -> dict[str, jax.Array]:
-        """Returns the gradient, by group, of an embedding that first and last chunk share; empty if they do not."""
+        """Returns the reduced gradient, by group, of an embedding shared by first and last chunk, or an empty dict."""
         if not self.spec.ties_stages:
             return {}
         return reduce_tied(self.spec, state, totals.packed_embedding(self.spec.gpt), self.divisor_K[0])
 
     def empty_records(self, state: TrainState, num_iterations: int, *, keep_gradients: bool = False) -> tuple[Any, ...]:
-        """Returns empty records, and gradients of the master weights if they are kept, ``[K, ...]``."""
+        """Returns empty records ``[K, ...]``, followed by empty gradients of the master weights if these are kept."""
 
         def record(state: TrainState, sums: Sums) -> UpdateRecord:
             load = jax.tree.map(lambda load_K: load_K[0], sums.load)
@@ -359,7 +359,7 @@ class _RankContext(NamedTuple):
         return jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), record_shapes)
 
     def put_records(self, outcome: Any, update: ChunkUpdate, iteration: Any) -> Any:
-        """Puts a chunk's record, and its gradients if they are kept, into the outcome of the window."""
+        """Puts a chunk's record, and its gradients if these are kept, into the outcome of the window."""
         records, *gradients_K = outcome
         chunk, _, gradients, record = update
         records = self.layers.put_record(records, record, chunk, iteration)
@@ -393,8 +393,8 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
         spec: step spec, on the live mesh whose rows the table has columns for.
         table: tick table of K iterations; only its shape is used.
         num_iterations: K.
-        keep_gradients: whether the result has a fourth member, the iterations' mean gradients of the master weights by
-            group, ``[worker, K, rank, ...]``; for tests.
+        keep_gradients: whether to return a fourth result, for tests: the iterations' mean gradients of the master
+            weights by group, ``[worker, K, rank, ...]``.
     """
     assert not spec.sums_need_all, "a sum over peers that needs all workers cannot be part of a staggered update"
 
@@ -437,10 +437,10 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
 
 
 def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) -> Wrapped:
-    """Returns the jitted iteration with the exact clip: (state, common, columns, batch) -> (state, metrics).
+    """Returns the jitted iteration with exact gradient clipping: (state, common, columns, batch) -> (state, metrics).
 
-    The old state's buffers are donated, unless ``keep_state``. Metrics are ``[worker, 1, ...]``. This step also runs
-    where a sum over unequally many peers needs all workers (TPU).
+    The old state's buffers are donated, unless ``keep_state``. Metrics are ``[worker, 1, ...]``. Unlike a window,
+    this step also works if a sum over the peers of a chunk involves all workers (TPU).
 
     Args:
         spec: step spec, on the live mesh whose rows the table has columns for.

@@ -1,8 +1,8 @@
-"""U on one rank: slot gradients to gradients of master weights, then update, placement and new slots.
+"""U on one rank: reduces slot gradients to gradients of master weights, then updates weights, placement and slots.
 
 U has two halves, before and after the norm of the whole model's gradient is known: ``reduce_gradients`` and
-``apply_gradients``. Both are the same for a single worker and for a worker of a pipeline. For a worker with several
-chunks, they are called once per chunk, with the layers of that chunk.
+``apply_gradients``. Both are the same for a single worker and for a worker in a pipeline. On a worker with several
+chunks, they are called once per chunk, with the layers of this chunk.
 
 Legend: L MoE layers of the chunk, E expert classes, N ranks, S slots.
 """
@@ -41,7 +41,7 @@ class EmbeddingAndHead(NamedTuple):
 def cond_unless_static(
     is_so: jax.Array | bool, compute: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
 ) -> Any:
-    """Calls one of two functions; traces a branch only if the condition is data."""
+    """Calls one of two functions: directly if the condition is static, otherwise with ``lax.cond``."""
     if isinstance(is_so, bool):
         return (compute if is_so else otherwise)(*operands)
     return lax.cond(is_so, compute, otherwise, *operands)
@@ -50,7 +50,7 @@ def cond_unless_static(
 def _used(
     spec: StepSpec, name: str, ends: EmbeddingAndHead, compute: Callable[[], Any], otherwise: Callable[[], Any]
 ) -> Any:
-    """Calls ``compute``, or ``otherwise`` for the embedding or head of a chunk that does not use it."""
+    """Calls ``compute``, or ``otherwise`` for an embedding or head that the chunk does not use."""
     if name not in EMBEDDING_AND_HEAD or len(spec.chunks.sizes) == 1:
         return compute()
     if name == "embedding" and spec.ties_stages:
@@ -108,7 +108,7 @@ def reduce_gradients(
 def reduce_tied(
     spec: StepSpec, state: TrainState, packed: jax.Array, divisor: Float[Array, ""]
 ) -> dict[str, jax.Array]:
-    """Reduces the gradients for an embedding that the head also reads: over all workers, each of which updates it.
+    """Reduces the gradients of a tied embedding over all workers, each of which updates its own copy.
 
     Args:
         spec: step spec.
@@ -117,7 +117,7 @@ def reduce_tied(
         divisor: tokens of the global batch.
 
     Returns:
-        The gradient by group, in the layout of the master weights.
+        The gradient under its group's name, in the layout of the master weights.
     """
     placement = spec.placements(state.placement, state.master)["embedding"]
     with jax.named_scope(f"{scopes.COLLECT}/embedding"):
@@ -131,14 +131,14 @@ def reduce_tied(
 def square_norm(
     spec: StepSpec, gradients: dict[str, jax.Array], placement_LNS: Int[Array, "L N S"]
 ) -> Float[Array, ""]:
-    """Computes the squared norm of the stage's gradients, every expert counted once."""
+    """Computes the squared norm of the stage's gradients; every expert counts once, whatever its number of replicas."""
     placements = spec.placements(placement_LNS, gradients)
     squares = [spec.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
     return lax.psum(sum(squares), EXPERT_AXIS)
 
 
 def clip_scale(spec: StepSpec, norm: Float[Array, ""]) -> Float[Array, ""] | None:
-    """Computes the factor that clips gradients to the largest allowed norm; None without clipping."""
+    """Computes the factor that clips gradients to the largest allowed norm, or returns None without clipping."""
     if spec.clip_norm is None:
         return None
     return jnp.minimum(1, spec.clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
@@ -159,9 +159,9 @@ def apply_gradients(
         spec: step spec.
         state: this rank's state.
         gradients: gradients of the master weights, by group.
-        popularity_LE: int32, summed over all micro-batches, ranks and peers.
+        popularity_LE: int32, tokens routed to each expert, summed over all micro-batches, ranks and peers.
         ends: see ``reduce_gradients``.
-        scale: factor of the gradients; None: 1.
+        scale: factor by which the gradients are multiplied, or None for 1.
     """
     placement, policy = state.placement, state.policy
     if spec.num_moe_layers:
@@ -192,9 +192,10 @@ def _update_layers(
         layer_gradients.gradients if scale is None else jax.tree.map(lambda g: g * scale, layer_gradients.gradients)
     )
     trees = gradients, state.moments, state.master, _decayed(spec, state.master)
-    # The optimizer is elementwise, so it can work on the shapes in which a step gets its state and returns it. If an
+    # The optimizer is elementwise, so it can work on the shapes in which a step receives and returns its state. If an
     # update writes other shapes, XLA:CPU copies the whole state before and after it, even if they differ only by dims
-    # of 1. Not in a pipeline: there the bits of a window's updates would differ from those of single iterations.
+    # of 1. A pipeline does not do this, since a window's updates would no longer be bit-identical to those of single
+    # iterations.
     if spec.is_single_worker:
         master, moments = _without_mesh_dims(_optimized(spec, *_with_mesh_dims(trees)))
     else:
@@ -212,7 +213,7 @@ def _optimized(spec: StepSpec, gradients: Any, moments: Any, master: Any, decaye
 
 
 def _with_mesh_dims(tree: Any) -> Any:
-    """Reshapes arrays ``[L, ...]`` to the shards ``[1, L, 1, ...]`` of RANKED arrays; scalars stay."""
+    """Reshapes arrays ``[L, ...]`` to shards ``[1, L, 1, ...]`` of RANKED arrays; scalars stay as they are."""
     return jax.tree.map(lambda leaf: leaf[None, :, None] if leaf.ndim else leaf, tree)
 
 
@@ -222,7 +223,7 @@ def _without_mesh_dims(tree: Any) -> Any:
 
 
 def _decayed(spec: StepSpec, master: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the master weights as the optimizer sees them, for weight decay alone: zeros where nothing decays."""
+    """Returns the master weights that the optimizer uses for weight decay: zeros where nothing decays."""
     if not spec.decays_matrices_only:
         return master
 
@@ -239,7 +240,7 @@ def _decayed(spec: StepSpec, master: dict[str, jax.Array]) -> dict[str, jax.Arra
 def _balanced(
     spec: StepSpec, master: dict[str, jax.Array], before: Mapping[str, jax.Array], popularity_LE: jax.Array
 ) -> dict[str, jax.Array]:
-    """Returns the master weights with router biases moved by the counts, whatever the optimizer did to the biases."""
+    """Replaces the optimizer's router biases by the previous biases plus a balancing step from the token counts."""
     if "router" not in master or not spec.gpt.config.router_bias:
         return master
     leaf = master["router"]
@@ -253,7 +254,7 @@ def _balanced(
 
 
 def _migrate(spec: StepSpec, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:
-    """Moves the experts' master weights and moments to a new placement, if their layout ties them to it."""
+    """Moves the experts' master weights and moments to a new placement, if their layout depends on the placement."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     is_expert = [jax.tree_util.DictKey("expert") in path for path, _ in leaves]
     experts = [leaf for (_, leaf), is_moved in zip(leaves, is_expert, strict=True) if is_moved]
