@@ -5,6 +5,6 @@ generation. ``membership`` decides who is in it and how the run recovers; ``coor
 ``worker`` trains; ``services`` write checkpoints and compile programs in advance; ``transport`` starts processes and
 carries messages within and between nodes; ``state`` is what outlives a process; ``reporting`` records what happens.
 
-This package itself has the JAX process groups: ``jax_group``, ``accelerators`` for groups on GPUs or TPU chips, and
+The package itself contains the JAX process groups: ``jax_group``, ``accelerators`` for groups on GPUs or TPU chips, and
 ``device_probe``, which detects the devices of a machine.
 """

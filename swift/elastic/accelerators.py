@@ -3,10 +3,10 @@
 Given the client of a coordination service, JAX creates the backend of a group by itself. ``jax.distributed.initialize``
 would provide that client, but it also hosts the service in one of the processes, any of which may die. The devices
 communicate through the platform's own collectives. A process that waits in such a collective for a dead peer cannot be
-freed, so a process joins only one group in its life: after a death the supervisor kills all processes and starts new
-ones (``--recovery restart``).
+interrupted, so each process joins only one group in its life: after a death, the supervisor kills all processes and
+starts new ones (``--recovery restart``).
 
-This module was run with one process on one GPU; otherwise it was tested with CPU backends in place of accelerators.
+This module was run with one process on one GPU; otherwise, it was tested with CPU backends in place of accelerators.
 """
 
 import time
@@ -21,12 +21,12 @@ from swift.elastic.jax_group import JaxGroup
 from swift.errors import RunError
 
 Accelerator = Literal["gpu", "tpu"]
-"""Kind of devices, as ``jax.default_backend`` names it."""
+"""Platform of the devices, as ``jax.default_backend`` names it."""
 _BACKENDS = {"gpu": "cuda", "tpu": "tpu"}
 """Name of the backend in ``jax_platforms``; "gpu" would also request other vendors' backends, and fail."""
 _DEATHS_FOUND_S = 30
-"""Seconds within which the supervisor finds the death of a process, including the driver's cleanup, which takes several
-seconds."""
+"""Seconds within which the supervisor detects the death of a process. This includes the cleanup of the driver, which
+takes several seconds."""
 _INDEX = "swift/process_index/{}"
 
 
@@ -35,9 +35,9 @@ class MemberDevices:
     """The accelerators of one member.
 
     Attributes:
-        platform: kind of devices.
+        platform: ``gpu`` or ``tpu``.
         numbers: device numbers, among the devices that are visible on the node (``CUDA_VISIBLE_DEVICES`` may hide
-            some). On TPU a process holds all chips of its host, and only the count matters.
+            some). On TPU, a process holds all chips of its host, and only the count matters.
     """
 
     platform: Accelerator
@@ -60,17 +60,17 @@ class MemberDevices:
 
 
 def await_deaths(error: Exception) -> None:
-    """Waits before a runtime error ends this process, long enough for the supervisor to find the death of a peer.
+    """Waits before a runtime error ends this process, long enough for the supervisor to detect the death of a peer.
 
     Collectives report the death of a peer as an error. If a peer has died, the supervisor restarts all processes: it
-    kills this one while it waits, and does not blame it. If none has, the error is this process's own.
+    kills this one while it waits, and does not blame it. Otherwise, this process itself caused the error.
     """
     if isinstance(error, jax.errors.JaxRuntimeError):
         time.sleep(_DEATHS_FOUND_S)
 
 
 class AcceleratorGroup(JaxGroup):
-    """A process group on accelerators, from the side of one process, which joins once and never leaves.
+    """A process group on accelerators, as seen by one process, which joins once and never leaves.
 
     Args:
         devices: devices of this process.
@@ -89,8 +89,8 @@ class AcceleratorGroup(JaxGroup):
         """Connects to the other processes and creates the backend; must be called only once.
 
         Raises:
-            RuntimeError: not all processes have connected in time, or the devices cannot be used. Either ends the
-                process, and the death counts: a new generation would fail in the same way.
+            RuntimeError: not all processes connected in time, or the devices cannot be used. Either ends the process,
+                and the death counts, since a new generation would fail in the same way.
             RunError: the number of devices or of connected processes is not what the run needs.
         """
         self._client.connect()
@@ -117,4 +117,4 @@ class AcceleratorGroup(JaxGroup):
         return np.array(devices).reshape(-1, num_ranks)
 
     def abort(self) -> None:
-        """Does nothing: a wait in an accelerator's collective can only be ended with its process."""
+        """Does nothing, since only the end of the process can end a wait in an accelerator's collective."""

@@ -1,6 +1,6 @@
 """Finds the GPUs and TPUs of this machine and their drivers, and checks whether JAX can use them.
 
-Each result is a ``Finding`` of one line, for ``swift doctor``.
+Each result is a ``Finding``, which ``swift doctor`` shows as one line.
 """
 
 import importlib.metadata
@@ -24,7 +24,7 @@ print(json.dumps([jax.default_backend(), jax.local_device_count(), jax.devices()
 _START_S = 180
 """Time limit for JAX to find its devices, in seconds."""
 OLDEST_DRIVER = {"jax-cuda13-plugin": 580, "jax-cuda12-plugin": 525}
-"""Oldest driver for the CUDA version of each plugin, from NVIDIA's table of minor version compatibility."""
+"""Oldest major driver version for the CUDA version of each plugin, from NVIDIA's minor version compatibility table."""
 _PLUGINS = (*OLDEST_DRIVER, "libtpu")
 _DRIVER = re.compile(r"Kernel Module.*?\s(\d+)((?:\.\d+)+)")
 
@@ -34,9 +34,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        topic: subject of the check, one word.
-        verdict: result of the check.
-        text: what was found, and if it is not as it should be, what to do.
+        topic: subject of the check, in one word.
+        verdict: whether what was found is as it should be.
+        text: what was found and, if that is not as it should be, what to do.
     """
 
     topic: str
@@ -46,13 +46,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class JaxAnswer:
-    """Devices that JAX reports in a process of its own.
+    """The devices that JAX reports in a process of its own.
 
     Attributes:
-        platform: default backend: cpu, gpu or tpu; None: JAX did not start.
+        platform: default backend: cpu, gpu or tpu; None if JAX did not start.
         count: number of devices on this machine.
         kind: device kind, as JAX names it.
-        error: why JAX did not start, one line.
+        error: why JAX did not start, in one line.
     """
 
     platform: str | None
@@ -66,12 +66,12 @@ class DeviceEvidence:
     """Signs of accelerators on a machine.
 
     Attributes:
-        nvidia: device files of NVIDIA GPUs.
-        driver: version of NVIDIA's kernel module; None: it is not loaded.
-        tpu: device files of TPU chips.
-        plugins: versions of the installed JAX plugins for accelerators, by package name.
         jax: devices that JAX reports.
-        asked: value of ``JAX_PLATFORMS``; empty: JAX chooses.
+        nvidia: device files of NVIDIA GPUs.
+        driver: version of NVIDIA's kernel module; None if it is not loaded.
+        tpu: device files that may be TPU chips.
+        plugins: versions of the installed JAX plugins for accelerators, by package name.
+        asked: value of ``JAX_PLATFORMS``; empty if JAX chooses.
     """
 
     jax: JaxAnswer
@@ -101,7 +101,7 @@ def examine_devices(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def judge_devices(evidence: DeviceEvidence) -> Iterator[Finding]:
-    """Yields findings on whether JAX can use the accelerators that are there."""
+    """Yields findings on whether JAX can use the accelerators of the machine."""
     faults = [*_nvidia_faults(evidence), *_tpu_faults(evidence)]
     yield from (Finding(_TOPIC, "missing", text) for text in faults)
     if evidence.jax.platform is None:

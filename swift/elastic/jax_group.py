@@ -1,33 +1,33 @@
-"""JAX process groups that can be formed again and again, through JAX's private interfaces.
+"""JAX process groups that can be formed repeatedly, through JAX's private interfaces.
 
 JAX can form a process group once (``jax.distributed.initialize``). It has no public way to host the coordination
 service outside the group, so that any process may die. Nor can it form a new group while the survivors stay alive: its
 own fault tolerance (``jax.distributed`` with ``jax_enable_recoverability``) keeps the first group. Until JAX supports
-both, ``CoordinationService`` and ``JaxGroup`` use the building blocks of ``jax.distributed``. Another version of JAX
-may move them: then ``check_support`` says so before anything has started. Tried with jax 0.10.2 and 0.12.
+both, ``CoordinationService`` and ``JaxGroup`` use the building blocks of ``jax.distributed``. If another version of JAX
+has moved them, ``check_support`` says so before anything has started. Tested with jax 0.10.2 and 0.12.
 
 Each generation is a new group, with its own coordination service and a new backend in each process; only a generation
 in which blocks move keeps the group of the previous one. Process i of n has the same device ids in every generation of
 n processes, so a program that was compiled in one generation can be loaded in another (see
 ``swift.pipeline.reconfigure.executables``). No communicator of a dead group is ever used again. Arrays are lost with
-their backend: states are copied to the host before.
+their backend, so states are copied to the host first.
 
 **Aborting CPU collectives (gloo).** A process that waits for a dead peer gets an error at once, but a process that
-waits for a third, live one would wait forever. Gloo has no call to abort that, so ``JaxGroup.abort`` shuts down its
-sockets. Gloo listens on the address from which this process reaches the coordination service: loopback, unless the
+waits for a third, live one would wait forever. Gloo has no call to abort this wait, so ``JaxGroup.abort`` shuts down
+its sockets. Gloo listens on the address from which this process reaches the coordination service: loopback, unless the
 service is on a network. Groups on accelerators are not aborted, see ``swift.elastic.accelerators``.
 
 A process may also wait for a dead peer to connect to it, without a time limit and without a socket that could be shut
-down. To end that wait, the process connects to itself in place of every peer. It knows how from the data that gloo
-publishes: for each process a host, an address, and a number for each peer, which the peer sends when it connects. If
-another XLA publishes them in another layout, the wait cannot be ended, and the process ends after a time limit (see
+down. To end that wait, the process connects to itself in place of every peer. The data that gloo publishes tell it how:
+for each process a host, an address, and a number for each peer, which the peer sends when it connects. If another
+version of XLA publishes them in another layout, the wait cannot be ended, and the process exits after a time limit (see
 ``swift.elastic.worker.worker``).
 
 **Compiling for a group without its members.** A program is bound to the ids of the group's devices, which depend only
-on the indices of the processes. When a backend of several processes starts, each process publishes its devices at the
-coordination service, and the first one collects them. In a ``CompileOnlyGroup`` one process publishes devices as each
-process in turn, and continues as the first; the real group can run the programs that it compiles. JAX can compile for
-devices that do not exist (``jax.experimental.topologies``) on TPU and GPU, but not yet on CPU.
+on the indices of the processes. When a backend of several processes starts, each process publishes its devices through
+the coordination service, and the first one collects them. In a ``CompileOnlyGroup``, one process publishes devices as
+each of the processes in turn, and continues as the first; the real group can run the programs that it compiles. JAX can
+compile for devices that do not exist (``jax.experimental.topologies``) on TPU and GPU, but not yet on CPU.
 """
 
 import gc
@@ -56,13 +56,13 @@ Address = tuple[str, int]
 _GLOO = "cpu:gloo"
 """Directory in XLA's key-value store where gloo publishes the addresses of processes."""
 _NUMBER, _MAX_NUMBER = np.dtype("=i8"), 1 << 14
-"""Gloo numbers a process's connections from 0; a number above this limit shows that the layout is not the known one."""
+"""Gloo numbers a process's connections from 0; a number above this limit indicates that the layout is unknown."""
 _CONNECT_S = 1.0
 _NO_HEARTBEAT_S = 86_400
-"""A day, to turn off JAX's heartbeats: the supervisor has its own, and also watches progress."""
+"""A day, in seconds, to turn off JAX's heartbeats: the supervisor has its own, and also monitors progress."""
 _NUM_PORTS = 3
 _SOCKET, _MAX_PATH = "unix:", 107
-"""Scheme of the address of a Unix socket, and the largest size of its path in bytes (see ``man 7 unix``)."""
+"""Prefix of the address of a Unix socket, and the maximum size of its path in bytes (see ``man 7 unix``)."""
 _ADDRESSES = "swift/addresses/{}"
 _TIMEOUT = "jax_cpu_get_global_topology_timeout_minutes"
 _PUBLISHED = "cpu:local_topology/"
@@ -74,14 +74,14 @@ def check_support() -> None:
 
 
 class CoordinationService:
-    """The coordination service of a generation, hosted outside its processes so that each may die.
+    """The coordination service of a generation, hosted outside its processes so that any of them may die.
 
     Anyone who can connect may pose as a process of the generation. A socket in a directory that only its owner may
     enter keeps other users of the machine out; a network address does not.
 
     Args:
         num_processes: number of processes in the generation.
-        where: directory for a Unix socket; or address of this machine, for processes on several machines.
+        where: directory for a Unix socket, or an address of this machine for processes on several machines.
 
     Attributes:
         address: address at which processes connect.
@@ -117,9 +117,9 @@ class CoordinationService:
         """Connects and disconnects once in the name of each process, so that the processes never wait to connect.
 
         The service makes a first connection wait until all processes have connected. Nothing can end that wait, and JAX
-        ends a process that waits too long: if one died before it had connected, all others would die, too. The service
-        lets a process in at once if it was connected before. The connections here wait for each other in the same way,
-        so none is made before there is a thread for each.
+        aborts a process that waits too long: if one died before it had connected, all others would die, too. The
+        service admits a process at once if it was connected before. The connections made here wait for each other in
+        the same way, so none is made until every one of them has a thread.
 
         Raises:
             RunError: not enough threads can be started; the service is closed.
@@ -153,7 +153,7 @@ class CoordinationService:
             raise errors[0]
 
     def close(self) -> None:
-        """Ends the service. JAX aborts any process that is still connected."""
+        """Shuts down the service. JAX aborts any process that is still connected."""
         self._service.shutdown()
         self._remove_instead()
 
@@ -163,11 +163,11 @@ class CoordinationService:
 
 
 class JaxGroupError(RuntimeError):
-    """Not all processes of a generation have connected in time."""
+    """A generation was not formed: not all of its processes connected in time, or it was aborted."""
 
 
 class JaxGroup:
-    """A process group, from the side of one process: it joins, gets a backend, and leaves.
+    """A process group as seen by one process, which joins, gets a backend, and leaves.
 
     Args:
         address: address of the generation's coordination service.
@@ -189,13 +189,13 @@ class JaxGroup:
         """Connects to the other processes and creates the backend; must be called only once.
 
         Raises:
-            JaxGroupError: not all processes have connected in time, or ``abort`` was called.
+            JaxGroupError: not all processes connected in time, or ``abort`` was called.
         """
         try:
             self._client.connect()
             self._is_connected = True
             self._make_backend()
-        except RuntimeError as error:  # of the connection, or of the backend
+        except RuntimeError as error:  # from the connection or the backend
             self.leave()
             raise JaxGroupError(str(error)) from error
 
@@ -234,14 +234,14 @@ class JaxGroup:
         return np.array(devices).reshape(-1, num_ranks)
 
     def abort(self) -> None:
-        """Makes ``join``, or a collective in which the main thread waits, raise an error. Any thread may call this.
+        """Makes ``join`` or a collective in which the main thread waits raise an error. Any thread may call this.
 
         Call it repeatedly until ``leave`` is called: gloo connects only when a program first needs a connection, so new
         ones may appear.
         """
-        # Shut down only reading: gloo's own thread then sees the end of the connection, and fails everything that waits
-        # for it. If a send failed first, gloo (in jax 0.10 and 0.12) would queue an operation that it has already given
-        # up, and wait forever.
+        # Shut down only reading: gloo's own thread then sees the end of the connection, and everything that waits for
+        # it fails. If a send failed first, gloo (in jax 0.10 and 0.12) would queue an operation that it has already
+        # given up, and wait forever.
         with self._lock:
             if self._client is None or not self._is_connected:
                 return
@@ -254,7 +254,7 @@ class JaxGroup:
                         connection.shutdown(socket.SHUT_RD)
 
     def _stop_waiting(self) -> None:
-        """Ends waits that have no connection yet: for published data of a peer, and for a peer to connect."""
+        """Ends waits without a connection: for a peer to publish its data, and for a peer to connect."""
         published = dict[str, bytes]()
         with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
             published |= self._client.key_value_dir_get_bytes(_GLOO)
@@ -270,7 +270,7 @@ class JaxGroup:
             return
         clear_backends()
         with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
-            client.shutdown()  # otherwise it keeps polling the service, and aborts the process when that ends
+            client.shutdown()  # otherwise it keeps polling the service, and aborts the process when the service ends
         self._state.client = None
         self._state.process_id, self._state.num_processes = 0, 1
         gc.collect()  # a backend and its connections live as long as its last array
@@ -311,7 +311,7 @@ def _free_address(where: Path | str) -> str:
 def is_aborted(error: BaseException) -> bool:
     """Returns whether an error only means that the generation is over: a peer is gone or late, or ``abort`` was called.
 
-    Any other error is this process's own.
+    Any other error was caused by this process itself.
     """
     # A broken collective raises one or the other, depending on whether the program was still being started.
     is_broken = isinstance(error, jax.errors.JaxRuntimeError | ValueError) and "Gloo" in str(error)
@@ -319,7 +319,7 @@ def is_aborted(error: BaseException) -> bool:
 
 
 class CompileOnlyGroup(JaxGroup):
-    """A group in which only this process exists, to compile for; a context manager.
+    """A group for which to compile, although only this process exists; a context manager.
 
     No program can run on its devices, since collectives would wait forever. Arrays can be put on this process's own
     devices. A process can be in only one group at a time, of either kind.
@@ -329,7 +329,7 @@ class CompileOnlyGroup(JaxGroup):
         sockets: directory that only its owner may enter.
 
     Raises:
-        RunError: this version of JAX forms groups in another way.
+        RunError: this version of JAX forms groups in a way in which one process cannot pose as all.
     """
 
     def __init__(self, num_processes: int, sockets: Path):
@@ -422,7 +422,7 @@ def _connect_for_dead_peers(published: Mapping[str, bytes], addresses: Iterable[
     """Connects to this process in place of every peer, with every number that a peer could send.
 
     Args:
-        published: the data that gloo has published, by key.
+        published: data that gloo has published, by key.
         addresses: addresses at which this process listens.
     """
     most = max((largest_number(key, value) for key, value in published.items()), default=-1)
@@ -433,7 +433,7 @@ def _connect_for_dead_peers(published: Mapping[str, bytes], addresses: Iterable[
 
 
 def largest_number(key: str, value: bytes) -> int:
-    """Returns the largest connection number in a value that gloo has published; -1 if the layout is not the known one.
+    """Returns the largest connection number in a value that gloo has published, or -1 if the layout is unknown.
 
     The numbers are at the end of the value, one for each process that the key lists.
     """

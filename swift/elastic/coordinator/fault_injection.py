@@ -16,7 +16,7 @@ _WAITS = " once compiled"
 
 
 class Fault(NamedTuple):
-    """A fault of a process, or its restart; happens once some process has finished iteration ``step``."""
+    """A fault or a restart of a process, which happens once some process has finished iteration ``step``."""
 
     step: int
     kind: str
@@ -58,7 +58,7 @@ class FaultInjection:
         return [fault for fault in self._faults if fault in self._waiting - self._done and fault.step <= finished]
 
     def keeps_down(self, process: Process, finished: int) -> bool:
-        """Returns whether a process with an injected fault must stay down: its restart comes later, or never."""
+        """Returns whether a process with an injected fault must stay down, as its restart is due later or never."""
         last = max((f.step for f in self._done if f.process == process), default=None)
         if last is None:
             return False
@@ -81,11 +81,11 @@ def parse_chaos(
         topology: topology of the run.
         processes: processes of the run.
         num_steps: number of iterations of the run.
-        why_uncompiled: reason why this run never compiles programs in advance; None: it does.
+        why_uncompiled: reason why this run never compiles programs in advance; None if it does compile them.
 
     Raises:
-        SettingError: a text has another form, its process does not exist, its step is not before the last iteration, it
-            restarts a process without an earlier fault, or it would wait forever.
+        SettingError: a text does not have this format, its process does not exist, its step is not before the last
+            iteration, it restarts a process without an earlier fault, or it would wait forever.
 
     >>> faults = parse_chaos(["step 3: kill 1:0", "step 5: restart 1:0"], Topology(2), [Process((1, 0))], num_steps=9)
     >>> [fault.kind for fault in faults.due(3)], faults.due(3)

@@ -1,4 +1,4 @@
-"""Estimates the memory that a node's processes need to store states, and chooses a directory with enough room."""
+"""Estimates the memory that a node's processes need to store states, and chooses a directory with enough space."""
 
 import os
 import tempfile
@@ -24,7 +24,7 @@ from swift.train.saved_state import split_of
 
 _SHARED_MEMORY = Path("/dev/shm")
 _NUM_STATES = 3
-"""States that a process stores at a time: the last two iterations, and a new one that is about to replace the first."""
+"""Number of states that a process stores at a time: two, and a new one that is about to replace the older of them."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,13 @@ class MemoryEstimate:
 
     Attributes:
         num_processes: number of processes on the node.
-        states: bytes of whole states between two generations; if blocks move, for workers of pipelines that have lost
-            a worker.
-        snapshots: bytes of states without slots (to be saved, restored or resharded); 0 if in the run directory.
+        states: bytes of whole states between two generations; if blocks can move, those of workers in a pipeline that
+            has lost one worker.
+        snapshots: bytes of states without slots (to be saved, restored or resharded); 0 if these are in the run
+            directory.
         copies: bytes of copies of other ranks' slices.
         more_states: additional bytes of whole states if blocks move and a pipeline has a single worker left. That is
-            rare, so no room is reserved: states that do not fit are written to a disk.
+            rare, so no space is reserved: states that do not fit are written to a disk.
     """
 
     num_processes: int
@@ -49,7 +50,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """Bytes for which there has to be room: all but ``more_states``."""
+        """Bytes that have to be available: all except ``more_states``."""
         return self.states + self.snapshots + self.copies
 
     @classmethod
@@ -62,13 +63,13 @@ class MemoryEstimate:
         is_alone: bool,
         platform: str | None = None,
     ) -> "MemoryEstimate":
-        """Estimates a run's demand on one node from the shapes of its arrays, without creating any.
+        """Estimates a run's demand on one node from the shapes of its arrays, without creating the arrays.
 
         Args:
             experiment: settings of the run.
             processes: processes of this node.
             by_rank: whether each expert rank is a process of its own, rather than each worker.
-            is_alone: whether this is the only node.
+            is_alone: whether this is the only node of the run.
             platform: see ``make_step_spec``.
         """
         num_ranks = experiment.topology.num_expert_ranks
@@ -122,7 +123,7 @@ class MemoryEstimate:
 def _widest(spec: StepSpec, experiment: Experiment, num_left: int) -> StepSpec:
     """Returns the step spec with the blocks of one pipeline on ``num_left`` workers, divided as evenly as possible.
 
-    Where blocks never move, it is the run's own spec.
+    If blocks never move, it is the run's own spec.
     """
     if experiment.adapt not in ("recut", "auto") or spec.num_stages == 1:
         return spec
@@ -137,7 +138,7 @@ class StorageLocation(NamedTuple):
 
     Attributes:
         path: directory.
-        text: line on the memory needed and available, for the terminal.
+        text: line for the terminal on how much memory is needed and available.
     """
 
     path: Path
@@ -150,9 +151,9 @@ def choose_storage(
     shared_memory: Path = _SHARED_MEMORY,
     free: Callable[[Path], int] | None = None,
 ) -> StorageLocation:
-    """Chooses the first directory with enough room: shared memory, the one for temporary files, or the run directory.
+    """Chooses the first directory with enough space: shared memory, the one for temporary files, or the run directory.
 
-    Leftovers of dead runs in the first two are removed first.
+    Before that, leftovers of dead runs are removed from the first two.
 
     Args:
         demand: memory that is needed.
@@ -161,7 +162,7 @@ def choose_storage(
         free: returns the free bytes of a directory.
 
     Raises:
-        SettingError: no directory has enough room.
+        SettingError: no directory has enough space.
     """
     free = free or _free_bytes
     temporary = Path(tempfile.gettempdir())

@@ -1,8 +1,8 @@
-"""The supervisor's clients of the two services: they start a service, restart it after its death, and kill it if late.
+"""The supervisor's clients for the two services: they start a service, restart it after its death, and kill it if late.
 
 ``CheckpointClient`` waits for all parts of a snapshot, and requests saves and loads as ``swift.checkpoint.saver``
-decides; a run cannot continue without its service. ``CompileClient`` requests programs in advance; without its service
-members compile for themselves.
+decides; a run cannot continue without the checkpoint service. ``CompileClient`` requests programs in advance; without
+the compile service, members compile their programs themselves.
 """
 
 import signal
@@ -55,7 +55,7 @@ class _RecordProgress(Protocol):
 
 
 class CheckpointClient:
-    """Sends requests to the checkpoint service, and starts, kills and restarts it, as a ``Saver`` decides.
+    """Sends requests to the checkpoint service, and starts, kills and restarts it as a ``Saver`` decides.
 
     Args:
         children: child processes of the run; the service is one of them.
@@ -64,8 +64,8 @@ class CheckpointClient:
         directory: directory of the run's checkpoints.
         processes: processes of the run, all of them in the first generation; see ``set_processes``.
         start_s: time that the service takes to start, in seconds.
-        deadline_s: time limit for an answer, in seconds; a later service is killed.
-        record: progress of the run's record.
+        deadline_s: time limit for an answer, in seconds; a service that takes longer is killed.
+        record: progress in writing the metrics of the run.
         own_cut: workers that hold each chunk in the run's own cut; falsy if each stage is one chunk.
         has_origin: whether the run begins with the weights of another run, which the service can load.
         clock: returns the time, in seconds.
@@ -96,12 +96,12 @@ class CheckpointClient:
     def set_processes(
         self, processes: Sequence[Process], generation: int = 0, cut: ChunkAssignment = DEFAULT_ASSIGNMENT
     ) -> None:
-        """Sets the processes of a new generation, from which it follows when a snapshot is complete.
+        """Sets the processes of a new generation, which determine when a snapshot is complete.
 
         Args:
             processes: processes of the generation.
             generation: number of the generation.
-            cut: workers that hold each block in its states; falsy: the run's own cut.
+            cut: workers that hold each block in its states; falsy for the run's own cut.
         """
         if cut:
             self._cuts[generation] = cut
@@ -112,12 +112,12 @@ class CheckpointClient:
 
     @property
     def newest(self) -> int | None:
-        """Iteration of the newest checkpoint on disk; None: there is none."""
+        """Iteration of the newest checkpoint on disk; None if there is none."""
         return max(checkpoint_steps(self._directory), default=None)
 
     @property
     def newest_loadable(self) -> int | None:
-        """Iteration of the newest state that the service can load; 0 if that is another run's weights."""
+        """Iteration of the newest state that the service can load: 0 for another run's weights, None for no state."""
         return 0 if self.newest is None and self._has_origin else self.newest
 
     @property
@@ -137,11 +137,11 @@ class CheckpointClient:
 
     @property
     def unsaved(self) -> int | None:
-        """Iteration of the newest state that was to be saved, if that has failed or is held back; else None."""
+        """Iteration of the newest state whose save has failed or is held back; None if there is none."""
         return None if (unsaved := self._saver.unsaved) is None else unsaved.step
 
     def add(self, snapshot: SnapshotKept, *, is_full: bool = False) -> None:
-        """Notes that a member has stored its part of a snapshot, and requests a save once all parts are there."""
+        """Records that a member has stored its part of a snapshot, and requests a save once all parts are stored."""
         parts = self._parts.setdefault(snapshot.stamp, set())
         parts.add(snapshot.member.process)
         cut = self._cuts.get(snapshot.stamp.generation, DEFAULT_ASSIGNMENT)
@@ -154,22 +154,26 @@ class CheckpointClient:
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
     def load(self, generation: int, processes: Sequence[Process]) -> None:
-        """Requests to load the newest checkpoint, after all earlier requests; a failed save is retried once before."""
+        """Requests loading the newest checkpoint, after all earlier requests; a failed save is retried once first."""
         self._request(saver.WriteRequest("load", command=LoadCheckpoint(None, generation, tuple(processes))))
 
     def reshard(self, stamp: StateId, layout: ShardLayout, generation: int, processes: Sequence[Process]) -> None:
-        """Requests to reshard a state for these processes."""
+        """Requests resharding a state for these processes."""
         command = Reshard(stamp, layout, generation, tuple(processes))
         self._request(saver.WriteRequest("reshard", stamp.step, command))
 
     def take_answer(self, line: str) -> CheckpointAnswer | saver.FailureReport:
-        """Reads the answer to the request in progress, and sends the next request; a failed write is a report."""
+        """Reads the answer to the request in progress, and sends the next request.
+
+        Returns:
+            The answer, or a report for the user if a write failed.
+        """
         answer = CHECKPOINT_ANSWERS.read(line)
         outcome = saver.WriteFailed(answer.reason) if isinstance(answer, CommandFailed) else saver.Written()
         return next((action for action in self.on(outcome) if isinstance(action, saver.FailureReport)), answer)
 
     def on(self, event: saver.SaveEvent) -> tuple[saver.SaveAction, ...]:
-        """Reports an event to the saver; returns its actions, which have been carried out as far as children go."""
+        """Reports an event to the saver, carries out its actions on the service, and returns all of its actions."""
         self._saver, actions = self._saver.on(event, self._clock())
         for action in actions:
             match action:
@@ -185,7 +189,7 @@ class CheckpointClient:
         return actions
 
     def tick(self, *, has_slept: bool = False) -> tuple[saver.SaveAction, ...]:
-        """Sends what is due, and kills a service that is late; see ``on``."""
+        """Sends requests that are due, and kills the service if it is late; returns all actions, see ``on``."""
         return self._note_record() + self.on(saver.TimePassed(has_slept))
 
     def _request(self, request: saver.WriteRequest) -> None:
@@ -199,11 +203,11 @@ class CheckpointClient:
 class CompileClient:
     """Requests programs from the compile service, and restarts the service if it dies or falls silent.
 
-    Without the service the run continues, and members compile for themselves.
+    Without the service the run continues, and members compile their programs themselves.
 
     Args:
         children: child processes of the run; the service is one of them.
-        command: command that starts the service; None: no programs are prepared.
+        command: command that starts the service; None if no programs are to be compiled in advance.
         log: log file of the service.
         start_s: time limit from the start of the service to its first heartbeat, in seconds.
         silence_s: time limit between two heartbeats, in seconds. A service that is silent for longer is killed, since
@@ -247,7 +251,7 @@ class CompileClient:
         self._is_sent = True
 
     def take_answer(self, line: str, time: float) -> Prepared | CutPrepared | CompileFailed | None:
-        """Reads a message of the service, received at ``time``; returns None for a mere heartbeat."""
+        """Reads a message of the service, received at ``time`` (in seconds); returns None for a heartbeat."""
         answer = COMPILE_ANSWERS.read(line)
         if self._due is not None:
             self._due = time + self._silence_s
@@ -257,7 +261,7 @@ class CompileClient:
         return None if isinstance(answer, Alive) else answer
 
     def is_compiled(self, worker: Worker) -> bool:
-        """Returns whether programs are compiled for the case that one more process is lost, one of this worker."""
+        """Returns whether the programs needed after losing one more process, of this worker, are compiled."""
         if self._request is None:
             return False
         failed, num_ranks, cut, _ = self._request
@@ -272,7 +276,7 @@ class CompileClient:
         return self._num_starts == _MAX_STARTS and COMPILE_SERVICE not in self._children
 
     def kill_if_silent(self) -> bool:
-        """Kills the service if it has been silent for too long; returns whether it was. ``died`` follows."""
+        """Kills the service if it was silent for too long; returns whether it did. Call ``died`` once it is dead."""
         if self._due is None or self._clock() <= self._due:
             return False
         self._due = None
@@ -280,6 +284,6 @@ class CompileClient:
         return True
 
     def died(self) -> bool:
-        """Repeats the request for the next incarnation of the service; returns False if it has died too often."""
+        """Makes ``send_request`` repeat the request, to a new service; returns False if the service died too often."""
         self._due, self._is_sent = None, False
         return self._num_starts < _MAX_STARTS

@@ -1,12 +1,12 @@
-"""The supervisor: starts the processes of a run, carries it through failures, and stops it in order.
+"""The supervisor: starts the processes of a run, carries it through failures, and stops it cleanly.
 
 The supervisor is not a member of any generation, so any member may die. ``RunSpec`` has the settings that are fixed
 before the run begins, and ``RunContext`` the objects that the supervisor works with.
 
-Every failure passes through ``_MembershipDriver``: the death of a process comes in as an event, and commands go out to
-the survivors. The decisions in between are made by ``swift.elastic.membership``. ``WorkerResults`` takes the other
-messages of workers: records of iterations, plans, and snapshots to be saved. ``ServiceMonitor`` takes the answers of
-the two services, and kills a service that is late. ``_StopPlan`` chooses the iteration after which a run stops.
+Every failure passes through ``_MembershipDriver``, which reports the death of a process to ``swift.elastic.membership``
+as an event, and carries out the commands that this decides on. ``WorkerResults`` handles the other messages of workers:
+records of iterations, plans, and snapshots to be saved. ``ServiceMonitor`` handles the answers of the two services, and
+kills a service that is late. ``_StopPlan`` chooses the iteration after which a run stops.
 """
 
 import math
@@ -102,7 +102,7 @@ from swift.topology import worker_names
 _DELIVERY_S = 1.0
 """Upper bound on the time until all members have received a command, in seconds."""
 _NUM_TIMED = 10
-"""Number of recent iterations whose fastest counts as the duration of one, since a slow one may have waited."""
+"""Number of recent iterations; the fastest of them gives the duration of an iteration, since others may have waited."""
 
 _PAUSE_S, _ASLEEP_S = 0.02, 1.0
 _NUM_LOG_LINES = 20
@@ -146,7 +146,7 @@ class RunContext:
         checkpoints: client of the checkpoint service.
         programs: client of the compile service.
         reporter: writes to the run directory and to the terminal.
-        mend: restores directories of the run that somebody has removed, see ``RunFiles``.
+        mend: restores directories of the run that were removed, see ``RunFiles``.
     """
 
     spec: RunSpec
@@ -158,7 +158,7 @@ class RunContext:
 
     @property
     def remedy(self) -> str:
-        """Advice to the user once the run has stopped: how to continue it."""
+        """Advice to the user on how to continue the run once it has stopped."""
         newest = self.checkpoints.newest
         if newest is None:
             return "there is no checkpoint; start again in another --run-dir"
@@ -169,11 +169,11 @@ class ServiceMonitor:
     """Handles the answers of the two services, kills them if they are late, and restarts them after their death.
 
     Args:
-        context: objects of the run.
+        context: settings and objects of the run.
 
     Attributes:
-        saved: iteration of the last checkpoint.
-        failure: text on the last failed save, for the user; empty once a save has succeeded.
+        saved: iteration of the last checkpoint; 0 if none was saved.
+        failure: message to the user about the last failed save; empty once a save has succeeded.
     """
 
     def __init__(self, context: RunContext):
@@ -183,7 +183,7 @@ class ServiceMonitor:
         self.failure = ""
 
     def take_checkpoint_answer(self, line: str, membership: Membership) -> Event | None:
-        """Handles an answer of the checkpoint service; returns an event for the membership, if there is one."""
+        """Handles an answer of the checkpoint service; returns an event for the membership, or None."""
         answer = self._context.checkpoints.take_answer(line)
         match answer:
             case Saved(step, seconds, path, facts):
@@ -207,7 +207,12 @@ class ServiceMonitor:
         return None
 
     def take_compile_answer(self, line: str, time: float) -> RecutReady | None:
-        """Handles a message of the compile service that arrived at ``time``; returns an event, if there is one."""
+        """Handles a message of the compile service; returns an event for the membership, or None.
+
+        Args:
+            line: the message.
+            time: when it was received, in seconds.
+        """
         answer, written = self._context.programs.take_answer(line, time), self._reporter.written
         if answer is None:
             return None
@@ -225,10 +230,10 @@ class ServiceMonitor:
         return None
 
     def tick(self, now: float, *, has_slept: bool) -> None:
-        """Sends requests that are due, kills services that are late, and replaces those that do not die of it.
+        """Sends requests that are due, kills services that are late, and replaces killed services that do not die.
 
         Args:
-            now: present time.
+            now: current time, in seconds.
             has_slept: whether the machine was asleep, so that answers may be unread: nothing is killed.
         """
         written, limits = self._reporter.written, self._context.spec.deadlines
@@ -275,18 +280,18 @@ class ServiceMonitor:
 
 
 class _StopPlan:
-    """Chooses the last iteration of a run that is to stop, such that all members can still stop after it."""
+    """Chooses the last iteration of a run that is to stop, late enough for all members to stop after it."""
 
     def __init__(self) -> None:
         self._steps_s = deque([_DELIVERY_S], maxlen=_NUM_TIMED)  # durations of the newest iterations
         self._halted = self._last = 0  # newest generation that was halted; its last iteration
 
     def record(self, step_s: float) -> None:
-        """Notes the duration of an iteration, in seconds."""
+        """Records the duration of an iteration, in seconds."""
         self._steps_s.append(step_s)
 
     def halt(self, membership: Membership) -> Halt | None:
-        """Returns the command that stops the running generation; None if it has been sent, or none is running yet."""
+        """Returns the command that stops the running generation, or None if it was sent already or none is running."""
         generation = membership.generation
         if (
             generation is None
@@ -296,17 +301,17 @@ class _StopPlan:
         ):
             return None
         entered = max(status.entered for status in membership.members_of(generation))
-        # All members have to finish the same iteration, so choose one that none can have passed when the command comes.
+        # All members have to finish the same iteration: choose one that none can have passed when the command arrives.
         self._last = entered + max(1, math.ceil(_DELIVERY_S / max(min(self._steps_s), 1e-3)))
         self._halted = generation.form.number
         return Halt(self._halted, self._last)
 
     def awaited(self, membership: Membership, written: int, saved: int, *, is_busy: bool) -> str:
-        """Says what a stopping run still waits for; empty once everything that can be saved is saved.
+        """Returns a text on what a stopping run still waits for; empty once everything that can be saved is saved.
 
         Args:
-            membership: present membership.
-            written: last iteration whose record is written.
+            membership: current membership.
+            written: last iteration whose record has been written.
             saved: iteration of the last checkpoint.
             is_busy: whether the checkpoint service has unfinished requests.
         """
@@ -323,7 +328,7 @@ class _StopPlan:
 
 
 def _may_return(membership: Membership) -> bool:
-    """Whether some process of each lost stage is being started again, which may have kept its state."""
+    """Returns whether, for each lost stage, a process that may have kept its state is being restarted."""
     alive = {process.worker[1] for process, status in membership.statuses.items() if status.is_alive}
     return set(membership.unserved_stages) <= alive
 
@@ -332,11 +337,11 @@ class WorkerResults:
     """Checks the results of workers, writes their records, and passes their snapshots to the checkpoint service.
 
     Args:
-        context: objects of the run.
+        context: settings and objects of the run.
 
     Attributes:
         last_iteration: chooses the last iteration of a run that is to stop.
-        is_stopping: whether the run is to stop; later checkpoints then have all experts.
+        is_stopping: whether the run is to stop; checkpoints requested from then on contain all experts.
         unreadable: first report of data that cannot be read; from then on no generation runs iterations.
         missed: newest report of a snapshot that a member could not store.
     """
@@ -349,7 +354,7 @@ class WorkerResults:
         self.missed: SnapshotMissed | None = None
 
     def take(self, message: WorkerMessage) -> Event | None:
-        """Handles a message of a worker; returns an event for the membership, if there is one.
+        """Handles a message of a worker; returns an event for the membership, or None if there is none.
 
         Raises:
             RunError: the message ends the run.
@@ -390,7 +395,7 @@ class WorkerResults:
         self._reporter.record(record)
 
     def _check_finite(self, step: int, **measured: float) -> None:
-        """Raises RunError where a measured value of an iteration is not finite."""
+        """Raises RunError if a measured value of an iteration is not finite."""
         if all(map(math.isfinite, measured.values())):
             return
         self._reporter.note("non_finite", step, None, **measured)
@@ -398,7 +403,7 @@ class WorkerResults:
         raise RunError(f"{values} at iteration {step}: stopped; {self._context.remedy}")
 
     def _take_unreadable(self, message: DataUnreadable) -> Ready:
-        """Starts the end of the run after a data error: one more generation saves the common state, without training.
+        """Begins to end the run after a data error: one more generation saves the common state, without training.
 
         Returns:
             An event that makes the membership form that generation.
@@ -406,7 +411,7 @@ class WorkerResults:
         if self.unreadable is None:
             self.unreadable = message
             self._reporter.note("data_unreadable", self._reporter.written, message.reason, error=message.reason)
-        elif message.number > self.unreadable.number:  # that generation has failed, too: even a save needs the data
+        elif message.number > self.unreadable.number:  # the saving generation failed, too: even a save needs the data
             raise self._unreadable_error(message)
         return Ready(message.member, time.monotonic(), message.number)
 
@@ -423,10 +428,10 @@ class _MembershipDriver:
     """Reports events to the membership of a run, and carries out its commands.
 
     Args:
-        context: objects of the run.
+        context: settings and objects of the run.
 
     Attributes:
-        membership: present membership.
+        membership: current membership.
         services: monitor of the checkpoint service and the compile service.
         results: handler for the results of workers.
     """
@@ -441,7 +446,7 @@ class _MembershipDriver:
         self._held: dict[Process, Member] = {}
 
     def close(self) -> None:
-        """Ends the coordination services."""
+        """Closes the coordination services."""
         while self._coordination:
             self._coordination.pop(0).close()
 
@@ -474,7 +479,7 @@ class _MembershipDriver:
                 events.extend([self.carry_out(command) for command in commands])
 
     def take_from_worker(self, line: str, member: Member, received: float) -> None:
-        """Handles a worker's line; ignores results of processes that count as dead."""
+        """Handles a line from a worker; ignores results of processes that count as dead."""
         message = WORKER_MESSAGES.read(line, member=member, time=received)
         status = self.membership.statuses[member.process]
         is_member = status.member == member and status.is_alive
@@ -485,7 +490,7 @@ class _MembershipDriver:
         """Carries out a command of the membership.
 
         Returns:
-            The event that answers the command, if there is one.
+            The event that answers the command, or None if there is none.
 
         Raises:
             RunError: the command ends the run.
@@ -560,7 +565,7 @@ class _MembershipDriver:
             self.report(self.services.take_compile_answer(line, received))
 
     def _list_checkpoints(self) -> CheckpointsListed:
-        # JAX aborts a process whose coordination service ends. By now all members have left the earlier services.
+        # JAX aborts a process when its coordination service ends. By now all members have left the earlier services.
         while len(self._coordination) > 1:
             self._coordination.pop(0).close()
         checkpoints = self._context.checkpoints
@@ -597,10 +602,10 @@ class _MembershipDriver:
 
 
 class Supervisor:
-    """Runs a run from start to end; a context manager that leaves no process behind.
+    """Supervises a run from start to end; a context manager that leaves no process behind.
 
     Args:
-        context: objects of the run.
+        context: settings and objects of the run.
     """
 
     def __init__(self, context: RunContext):
@@ -652,7 +657,8 @@ class Supervisor:
         """Saves the newest state outside the run directory, at the end of a run that could not save it there.
 
         Returns:
-            A line on the location; None if nothing is unsaved, or the run directory belongs to another run.
+            A line for the user on where the state was saved, or that it was not; None if nothing is unsaved, or if the
+            run directory belongs to another run.
         """
         checkpoints, services = self._context.checkpoints, self._driver.services
         try:
@@ -663,7 +669,7 @@ class Supervisor:
             return None
         services.failure = services.failure or saver.nothing_kept(step)
         checkpoints.on(saver.FallbackRequested())
-        limit_s = 2 * self._spec.deadlines.saving  # ends the wait also for a service that cannot be killed
+        limit_s = 2 * self._spec.deadlines.saving  # also ends the wait if the service cannot be killed
         deadline = min(time.monotonic() + limit_s, self._stop_by)
         while checkpoints.is_busy and time.monotonic() < deadline:
             deaths = self._context.children.deaths()
@@ -678,7 +684,7 @@ class Supervisor:
         return services.failure or None
 
     def _turn(self) -> None:
-        """Runs one round of the event loop: everything that has happened since the last turn, faults, and restarts."""
+        """Runs one round of the event loop: handles all new messages and deaths, injects faults, restarts processes."""
         try:
             self._reporter.check()
         except RunError:
@@ -715,7 +721,7 @@ class Supervisor:
             self._context.children.signal(member, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
     def _report_skipped_faults(self) -> None:
-        """Reports the faults that waited for compiled programs until the end of the run, and why these never came."""
+        """Reports the faults that waited for compiled programs until the end of the run, and why these were missing."""
         membership = self._driver.membership
         for fault in self._spec.faults.still_waiting(self._reporter.written):
             if membership.lost_without([*membership.dead, fault.process]):
@@ -731,7 +737,7 @@ class Supervisor:
         self._reporter.note("fault_skipped", self._reporter.written, text, fault=str(fault), reason=reason)
 
     def _restart_dead(self, newest: int) -> None:
-        """Lets the membership restart dead processes, except the ones that fault injection keeps down.
+        """Lets the membership restart dead processes, except those that fault injection keeps down.
 
         Args:
             newest: newest iteration that any process has finished.
@@ -748,7 +754,7 @@ class Supervisor:
             self._driver.report(MayRestart(time.monotonic(), away, held_down))
 
     def _stop_in_order(self) -> None:
-        """Stops all members after the same iteration and saves it as a checkpoint, within ``Deadlines.stopping``."""
+        """Stops all members after the same iteration and saves its state, within ``Deadlines.stopping``."""
         limit_s, reported = self._spec.deadlines.stopping, ""
         checkpoints, services, results = self._context.checkpoints, self._driver.services, self._driver.results
         self._stop_by, results.is_stopping = time.monotonic() + limit_s, True

@@ -6,10 +6,10 @@ A process in a system call that does not return (state D) cannot be killed. Afte
 retires it, and the next generation forms without it. A retired process can no longer harm the run:
 
 - Once SIGKILL has arrived, the process runs no further instruction. The kernel may still complete the system call, but
-  files are written under temporary names, and this one is never renamed. Sockets and memory of the process belong to
-  the old generation, which nobody uses any more.
-- If SIGKILL has not arrived because the node does not respond either, the process is alone: the other members have left
-  the generation and closed their sockets, so it cannot finish an iteration with them. The next generation has new
+  files are written under temporary names, and this one is never renamed. The sockets and memory of the process belong
+  to the old generation, which is no longer used.
+- If SIGKILL has not arrived because the node does not respond either, the process is isolated: the other members have
+  left the generation and closed their sockets, so it cannot finish an iteration with them. The next generation has new
   sockets, its own coordination service and devices, and admits only its members. Messages of a retired process are
   ignored; the states that it stores have the stamp of an older generation, and it is never restarted to offer them.
 """
@@ -40,7 +40,7 @@ def unkillable(run: RunStatus, time: float) -> list[ProcessStatus]:
 
 
 def overdue(run: RunStatus, time: float) -> Iterator[Kill]:
-    """Yields the processes that have missed a deadline and are to be killed.
+    """Yields a ``Kill`` for each process that has missed a deadline.
 
     Members of a generation that is ending anyway, because a member has died or is dying, have no deadline in it.
     """
@@ -61,7 +61,7 @@ def overdue(run: RunStatus, time: float) -> Iterator[Kill]:
 
 
 def _behind(run: RunStatus, generation: Generation, waited_s: float) -> Iterator[Kill]:
-    """Yields the members that hold up a live generation: the others already wait in a later iteration."""
+    """Yields a ``Kill`` for each member that holds up a live generation: the others wait in a later iteration."""
     if waited_s <= run.deadlines.progress:
         return
     newest = max(status.entered for status in run.members_of(generation))
@@ -71,11 +71,11 @@ def _behind(run: RunStatus, generation: Generation, waited_s: float) -> Iterator
 
 
 def _late(run: RunStatus, generation: Generation, waited_s: float) -> Iterator[Kill]:
-    """Yields the members that hold up the forming of a generation."""
+    """Yields a ``Kill`` for each member that has taken too long to form a generation."""
     limits = run.deadlines
     if unformed(run, generation, generation.since + waited_s):
         return
-    # Nobody can connect before every member has left the old generation, so leaving is what to wait for first.
+    # No member can connect before every member has left the old generation, so leaving is what to wait for first.
     for member in generation.not_departed or generation.not_formed:
         limit_s = limits.progress if member in generation.linked else limits.forming
         if waited_s > limit_s:
@@ -83,7 +83,7 @@ def _late(run: RunStatus, generation: Generation, waited_s: float) -> Iterator[K
 
 
 def unformed(run: RunStatus, generation: Generation, time: float) -> Stall | None:
-    """Returns a stall if all members are late to form a generation; None if only some are late, or none.
+    """Returns a stall if all members are late to form a generation, or None if only some or none of them are.
 
     If all are late, any of them may be the one that blocks the others, or all may have the same problem. Where a death
     restarts all processes, blaming one of them would be a guess.

@@ -1,12 +1,12 @@
 """The vocabulary of membership: identities of processes and states, commands, and events.
 
-Identities come first: ``Process``, ``Member`` and ``StateId``, with functions that tell which stages a set of processes
-can serve. The supervisor carries out every ``Command`` of the membership, and reports every ``Event``: its own
-observations and the messages of processes.
+The identities ``Process``, ``Member`` and ``StateId`` come first, with functions that determine which stages a set of
+processes can serve. The supervisor carries out every ``Command`` of the membership, and reports every ``Event``: its
+own observations and the messages of processes.
 
 Fields that many events and commands share: ``member`` is the process that an event is about, or the sender of a
 message; ``number`` is the number of a generation; ``time`` is when the supervisor observed the event or received the
-message, in seconds of any monotonic clock.
+message, in seconds on any monotonic clock.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -40,11 +40,11 @@ class Member(NamedTuple):
 
 
 class StateId(NamedTuple):
-    """Stamp of a training state: copies of a stage with the same stamp are equal, bit for bit.
+    """Stamp of a training state: copies of a stage's state with the same stamp are bit-identical.
 
-    The iteration alone would not identify a state. After a failure an iteration may be re-run by other members, who add
-    floating-point numbers in another order and so get another result. A generation always resumes from a state of an
-    earlier one, so the order of stamps is the order in which states were computed.
+    The iteration alone would not identify a state. After a failure, an iteration may be re-run by different members,
+    which add floating-point numbers in a different order and therefore get a different result. A generation always
+    resumes from a state of an earlier one, so the order of stamps is the order in which states were computed.
 
     Attributes:
         generation: generation that computed or restored the state.
@@ -68,7 +68,7 @@ class ShardLayout(NamedTuple):
 
 
 FoundSlices = frozenset[tuple[Process, StateId]]
-"""Pairs (owner, state) of slices that exist as copies, outside the process that owns them."""
+"""Pairs (owner, state) of slices that exist as copies outside the process that owns them."""
 
 
 def processes_of(topology: Topology, *, by_rank: bool = False) -> tuple[Process, ...]:
@@ -82,7 +82,7 @@ def processes_of(topology: Topology, *, by_rank: bool = False) -> tuple[Process,
 
 
 def complete_workers(processes: Collection[Process], present: Collection[Process]) -> frozenset[Worker]:
-    """Returns the workers that have all of their processes."""
+    """Returns the workers all of whose processes are present."""
     available = frozenset(present)
     return frozenset(worker for worker, _ in processes) - {
         process.worker for process in processes if process not in available
@@ -96,7 +96,7 @@ def lost_stages(
     is_elastic: bool = False,
     own_cut: ChunkAssignment = DEFAULT_ASSIGNMENT,
 ) -> tuple[int, ...]:
-    """Returns the stages that no complete worker can serve; in an elastic run, that no process can serve.
+    """Returns the stages that no complete worker or, in an elastic run, no process at all can serve.
 
     If pipelines cut the layers differently, a stage is also lost when one of its chunks, in any pipeline, has no
     complete worker that holds it.
@@ -119,9 +119,10 @@ def lost_stages(
 def covers_whole_state(
     processes: Collection[Process], holders: Collection[Process], cut: ChunkAssignment = DEFAULT_ASSIGNMENT
 ) -> bool:
-    """Returns whether the complete workers among the holders have a whole state between them.
+    """Returns whether the complete workers among the holders together have the whole state.
 
-    If pipelines cut the layers differently, they need not cover every stage: one worker may hold the chunks of several.
+    If pipelines cut the layers differently, these workers need not cover every stage: one worker may hold the chunks of
+    several stages.
 
     Args:
         processes: all processes of the run.
@@ -143,7 +144,7 @@ def newest_complete_state(
     held_by: Mapping[Process, frozenset[StateId]],
     cut_of: Callable[[int], ChunkAssignment] = lambda generation: DEFAULT_ASSIGNMENT,  # noqa: ARG005
 ) -> StateId | None:
-    """Returns the newest state that members can assemble from their parts; None if there is none.
+    """Returns the newest state that members can assemble from their parts, or None if there is none.
 
     Args:
         processes: all processes of the run.
@@ -168,8 +169,8 @@ class FormGeneration(NamedTuple):
     Attributes:
         number: number of the new generation, larger than all earlier ones.
         members: members of the new generation, sorted by process.
-        after: iteration to finish before leaving; None: abort the current iteration at once.
-        cut: workers that hold each block in the new generation; falsy: the run's own cut.
+        after: iteration to finish before leaving; None to abort the current iteration at once.
+        cut: workers that hold each block in the new generation; falsy for the run's own cut.
     """
 
     number: int
@@ -179,7 +180,7 @@ class FormGeneration(NamedTuple):
 
     @property
     def stays_connected(self) -> bool:
-        """Whether connections and devices are kept: only blocks move, between the members of the live generation."""
+        """Whether members keep their connections and devices, since only blocks move between the live members."""
         return bool(self.cut)
 
 
@@ -188,7 +189,7 @@ class PreloadPrograms(NamedTuple):
 
     Attributes:
         number: number of the live generation.
-        members: members of the live generation, and of the next one.
+        members: members of the live generation, which are also those of the next one.
         cut: workers that will hold each block in the next generation.
     """
 
@@ -198,7 +199,7 @@ class PreloadPrograms(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Command to all members, sent once all have left the old generation: connect; each answers ``Formed``."""
+    """Command to all members, once all have left the old generation: connect to each other; each answers ``Formed``."""
 
     number: int
     members: tuple[Member, ...]
@@ -209,11 +210,11 @@ class ActivateGeneration(NamedTuple):
 
     Attributes:
         number: number of the generation.
-        stamp: state to resume from; None: the members have no common state.
+        stamp: state to resume from; None if the members have no common state.
         holders: members that have this state; the others copy it from a peer.
         layout: layout of this state if it has to be resharded before the members can use it; None otherwise.
         is_whole: whether all slices of the state exist; otherwise older states have to fill the gaps.
-        cut: workers that hold each block of this state; falsy: the run's own cut.
+        cut: workers that hold each block of this state; falsy for the run's own cut.
     """
 
     number: int
@@ -266,7 +267,7 @@ class Kill(NamedTuple):
 
 
 class Retire(NamedTuple):
-    """Gives up on a killed process that does not die: never restart it, nor start anything else on its node."""
+    """Gives up on a killed process that does not die: it is never restarted, and nothing else starts on its node."""
 
     member: Member
     reason: str
@@ -291,7 +292,7 @@ class StageLost(NamedTuple):
 
 
 class ExcludeProcess(NamedTuple):
-    """Reports that a process has used up its restarts, and that the others continue without it."""
+    """Reports that a process has died at its start too often in a row, and that the others continue without it."""
 
     process: Process
     reason: str
@@ -308,8 +309,8 @@ class StopRun(NamedTuple):
     """Stops the run, because it cannot continue.
 
     Attributes:
-        reason: why, for the user.
-        remedy: what the user can do; None: resume from the newest checkpoint.
+        reason: why the run cannot continue, as text for the user.
+        remedy: what the user can do; None for the usual advice, to resume from the newest checkpoint.
     """
 
     reason: str
@@ -332,7 +333,7 @@ class Started(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A process waits for the next generation; ``number`` is the one that it could not continue, 0 if there is none."""
+    """A process is waiting for the next generation; ``number`` is the one that it could not continue, 0 if none."""
 
     member: Member
     time: float
@@ -380,9 +381,9 @@ class Heartbeat(NamedTuple):
     """A heartbeat of a process, with its progress.
 
     Attributes:
-        number: generation that the process runs; 0: none.
-        entered: newest iteration, counted from 1, that the process has begun in this generation; 0: none yet.
-        finished: newest iteration that the process has finished; 0: none yet.
+        number: generation that the process runs; 0 if none.
+        entered: newest iteration, counted from 1, that the process has begun in this generation; 0 if none yet.
+        finished: newest iteration that the process has finished; 0 if none yet.
     """
 
     member: Member
@@ -400,7 +401,7 @@ class PhaseTimed(NamedTuple):
     Attributes:
         number: generation that is being formed.
         phase: one of ``PHASES``.
-        seconds: duration, in seconds.
+        seconds: duration of the phase.
     """
 
     member: Member
@@ -420,8 +421,8 @@ class RecutFailed(NamedTuple):
     """A member cannot take part in a move of blocks.
 
     Attributes:
-        number: the new generation if the member could not form it, and now waits for another; or the live generation
-            if the member could not preload the programs, and keeps training.
+        number: the new generation if the member could not form it and now waits for another one, or the live generation
+            if the member could not preload the programs and keeps training.
         reason: cause, in a few words.
     """
 
@@ -432,7 +433,7 @@ class RecutFailed(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A member has preloaded the programs of the next generation, or could not and will load them as that one forms.
+    """A member has preloaded the next generation's programs, or could not and will load them when that one forms.
 
     Attributes:
         number: live generation, which the member keeps running meanwhile.
@@ -468,7 +469,7 @@ class CheckpointsListed(NamedTuple):
     """The checkpoints that exist when a generation goes live.
 
     Attributes:
-        newest: iteration of the newest checkpoint; None: there is none.
+        newest: iteration of the newest checkpoint; None if there is none.
         is_full: whether that checkpoint is intact and has every expert's state after that iteration.
         is_busy: whether a save or a load is still in progress.
         written: last iteration whose record has been written to the log.
@@ -499,8 +500,8 @@ class RestoreFailed(NamedTuple):
 
     Attributes:
         number: generation that waits for the state.
-        reason: what is lost.
-        remedy: what the user can do; None: resume from the newest checkpoint.
+        reason: what is lost, as text for the user.
+        remedy: what the user can do; None for the usual advice, to resume from the newest checkpoint.
     """
 
     number: int
@@ -531,7 +532,7 @@ class MayRestart:
     """Dead processes may be restarted now.
 
     Attributes:
-        away: for each process on a lost node, seconds since the node was lost.
+        away: for each process on a lost node, the number of seconds since the node was lost.
         held_down: processes that fault injection keeps down for now.
     """
 
@@ -541,13 +542,13 @@ class MayRestart:
 
 
 class StopRequested(NamedTuple):
-    """The run is to stop once its members finish an iteration: nobody else is admitted, and no blocks move."""
+    """The run is to stop once its members finish an iteration: no other process is admitted, and no blocks move."""
 
     time: float
 
 
 class Tick(NamedTuple):
-    """All observations so far have been reported: decide now."""
+    """All observations so far have been reported, so the membership decides now."""
 
     time: float
 

@@ -1,23 +1,23 @@
 """The state machine that forms generations and recovers from failures.
 
 The supervisor outlives the workers, so workers need no consensus protocol: the supervisor decides, and workers obey. It
-reports all observations to ``Membership.on``, then a ``Tick``, and carries out the returned commands in order. Only a
-``Tick`` changes the generation: deaths reported before the same ``Tick`` cost one generation together, and a heartbeat
-that waited in a queue still counts.
+reports all observations to ``Membership.on``, then a ``Tick``, and carries out the returned commands in order. Failures
+and joiners change the generation only at a ``Tick``: several deaths reported before the same ``Tick`` cost only one
+generation, and a heartbeat that was still queued counts.
 
-A generation forms in two rounds. ``FormGeneration`` takes every member out of the old generation. When all have
-answered, ``ActivateGeneration`` makes the new one live, and ``StartGeneration`` lets the members train once the state
-to resume from is available. A process that may still be running is never left out of a generation: the supervisor kills
-it, and the generation waits for its death.
+A generation forms in two rounds. ``FormGeneration`` makes every member leave the old generation; once all have left,
+``Connect`` makes them connect to each other. ``ActivateGeneration`` then makes the generation live, and
+``StartGeneration`` lets the members train once the state to resume from is available. A process that may still be
+running is never left out of a generation: the supervisor kills it, and the generation waits for its death.
 
 When a member is lost, its micro-batches are re-routed to the others. Once a better cut of the layers is prepared for
 the survivors, and moving blocks pays, they load its programs while they train. Then they form a generation with that
 cut, keeping connections and devices. Every other generation uses the run's own cut, so blocks move back when anything
 changes.
 
-With ``--recovery restart``, one death restarts all processes. A process that fails at its start again and again is
-excluded, and the others continue without it. If several fail at the same time, they may have a common cause, and none
-is blamed. Restarts without progress have a limit, too.
+With ``--recovery restart``, one death restarts all processes. A process that repeatedly fails at its start is excluded,
+and the others continue without it. If several fail at the same time, they may have a common cause, and none is blamed.
+The number of restarts without progress is limited, too.
 
 With one pipeline of one stage and one process per expert rank, no other process has a rank's slices. Such a run is
 *elastic*: the remaining ranks continue without the lost ones, from a state that is resharded for them. ``_Slices``
@@ -86,16 +86,16 @@ from swift.elastic.membership.status import (
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT
 
 _MAX_STALLS = 3
-"""Consecutive generations of the same processes that may end without an iteration; the last of them ends the run."""
+"""Number of consecutive generations of the same processes without a finished iteration after which the run stops."""
 _TOGETHER_S = 1.0
 """Failures within this many seconds after a process died at its start count as simultaneous."""
 _MAX_RERUN = 2
-"""Iterations worth re-running to resume from a complete state; processes store only their last two states."""
+"""Maximum number of iterations to re-run for a complete state; processes store only their last two states."""
 
 
 @dataclass(frozen=True)
 class Membership(RunStatus):
-    """The membership of a run: its status and the decisions. Immutable: ``on`` returns the next membership."""
+    """The membership of a run: its status, and the decisions on it. Immutable; ``on`` returns the next membership."""
 
     @classmethod
     def of(
@@ -109,7 +109,8 @@ class Membership(RunStatus):
     def on(self, event: Event) -> tuple[Self, Commands]:
         """Returns the membership after an event, and the commands to carry out.
 
-        Only a ``Tick`` forms another generation. Other events are recorded; some also give commands at once, such as to
+        A ``Tick`` may form another generation, and so may ``CheckpointsListed`` if the state to resume from has another
+        cut than the generation. All other events are recorded; some also cause commands at once, for example to
         connect, to restart processes, to kill a process that should not exist, or to stop the run.
         """
         match event:
@@ -142,7 +143,7 @@ class Membership(RunStatus):
                 return self._on_message(event)
 
     def with_clock_reset(self, time: float) -> Self:
-        """Restarts the progress deadline at ``time``, for members that wait for something that is not their fault."""
+        """Restarts the progress deadline at ``time``, because the members wait for something other than each other."""
         return self if self.generation is None else replace(self, generation=replace(self.generation, since=time))
 
     def _after_tick(self, time: float) -> tuple[Self, Commands]:
@@ -181,8 +182,8 @@ class Membership(RunStatus):
             stalled, stop = self._after_stall(generation, Stall(reason, "progress"))
             if stop:
                 return stalled, stop
-            # Nobody can be blamed yet. A new generation finds the culprit: a hanging process does not leave the old
-            # one and misses its deadline, while the others store their state as they leave.
+            # No process can be blamed yet. A new generation identifies the culprit: a hanging process does not leave
+            # the old one and misses its deadline, while the others store their state as they leave.
             if self.retried != generation.form.number and not self.policy.joins_once:
                 again, commands = stalled._form(time)
                 return replace(again, retried=again.number), commands
@@ -238,8 +239,8 @@ class Membership(RunStatus):
         """Forms the generation that follows another; on accelerators, by restarting all processes first.
 
         An accelerator process can join only one generation (``RecoveryPolicy.joins_once``). To admit joiners, the
-        restart waits until all starting processes are ready and all members must have a copy of their state. Once a
-        member has run all its iterations, joiners are not admitted.
+        restart waits until all starting processes are ready and every member is certain to have a copy of its state.
+        Once a member has run all its iterations, joiners are no longer admitted.
         """
         if not self.policy.joins_once:
             return self._form(time, after=after)
@@ -283,9 +284,9 @@ class Membership(RunStatus):
         return waiting, (StageLost(lost),) if is_new else ()
 
     def _go_live(self, generation: Generation, time: float) -> tuple[Self, Commands]:
-        """Makes a generation live, from the newest state that complete workers hold for every stage.
+        """Makes a generation live, resuming from the newest state that complete workers hold for every stage.
 
-        The newest state of all is not enough: a restarted process may hold only an older state than the others.
+        This may not be the newest state that any process holds: a restarted process may have only an older one.
         """
         number, members = generation.form.number, generation.form.members
         held_by = {member.process: states for member, states in generation.member_states.items()}
@@ -354,9 +355,9 @@ class Membership(RunStatus):
         return self.with_statuses(status)
 
     def _on_death(self, death: Died) -> tuple[Self, Commands]:
-        """Records a death, counts it if the process is to blame, and restarts all processes where the policy says so.
+        """Records a death, counts it if the process is to blame, and restarts all processes if the policy requires it.
 
-        With ``--recovery restart``, a death at the start is only noted: ``_after_failures`` decides once it is known
+        With ``--recovery restart``, a death at the start is only recorded: ``_after_failures`` decides once it is known
         whether others failed at the same time.
         """
         member, status = death.member, self.statuses[death.member.process]
@@ -380,7 +381,7 @@ class Membership(RunStatus):
         """Blames a process that failed at its start, once it is known that no other failed at the same time.
 
         If several fail together, they may have a common cause, such as the network or a program that needs too much
-        memory. Excluding any of them would not help: the others would fail, too.
+        memory. Excluding one of them would not help, because the others would still fail.
         """
         first, *other_deaths = self.failed
         if time - first.time <= _TOGETHER_S:
@@ -408,15 +409,16 @@ class Membership(RunStatus):
         return dead, (ExcludeProcess(process, reason) if dead._fails_alone(process) else AbortRun(process, reason),)
 
     def _has_started(self, status: ProcessStatus) -> bool:
-        """Returns whether an incarnation has got beyond its start, so that its death is not a failed start.
+        """Returns whether an incarnation got past its start, so that its death does not count as a failed start.
 
-        With ``--recovery live`` being live once is enough: a later failure does not hold up the survivors. Where a
-        death restarts all, the process has to finish an iteration, as the first computation may reveal a broken device.
+        With ``--recovery live``, having been live once is enough: a later failure does not hold up the survivors. Where
+        a death restarts all processes, the incarnation must have finished an iteration, since the first computation may
+        reveal a broken device.
         """
         return bool(status.last_live if self.policy.recovery == "live" else status.last_worked)
 
     def _fails_alone(self, process: Process) -> bool:
-        """Returns whether a process that fails at its start can be excluded: the others can run, and do not fail, too.
+        """Returns whether a process that fails at its start can be excluded: the others can run and do not fail too.
 
         Until some generation has finished an iteration, the cause may be one that makes every process fail.
         """
@@ -428,11 +430,11 @@ class Membership(RunStatus):
         return self.last_worked > 0 or quick_deaths < self.deadlines.max_quick_deaths
 
     def _after_stall(self, generation: Generation, stall: Stall) -> tuple[Self, Commands]:
-        """Counts a generation that ended without an iteration and without blame; stops the run at ``_MAX_STALLS``.
+        """Counts a generation that finished no iteration, with no process to blame; stops the run at ``_MAX_STALLS``.
 
         Args:
             generation: newest generation.
-            stall: what its members waited for.
+            stall: why it ended.
         """
         stalled = (*self._stalled_before(generation), generation) if generation.form.number > self.last_worked else ()
         if len(stalled) < _MAX_STALLS:
@@ -442,11 +444,11 @@ class Membership(RunStatus):
         return replace(self, stalled=stalled), (StopRun(f"{in_vain}: {stall.reason}{remedy}"),)
 
     def _after_break(self, generation: Generation, reason: str, time: float) -> tuple[Self, Commands]:
-        """Counts a generation that broke although all its members are alive, and maybe stops the run.
+        """Counts a generation that broke although all its members are alive; stops the run if there were too many.
 
-        The network may fail for a while, and each attempt takes only seconds: counting all of them would end the run
-        too early. So a generation that was never live counts only if it is the first that stalled, or if the first was
-        more than ``Deadlines.progress`` ago.
+        The network may fail for a while, and each attempt takes only seconds, so counting every attempt would end the
+        run too early. A generation that was never live therefore counts only if it is the first that stalled, or if the
+        first was more than ``Deadlines.progress`` ago.
         """
         before = self._stalled_before(generation)
         if before and not generation.is_live and time - before[0].since <= self.deadlines.progress:
@@ -454,7 +456,7 @@ class Membership(RunStatus):
         return self._after_stall(generation, Stall(reason))
 
     def _stalled_before(self, generation: Generation) -> tuple[Generation, ...]:
-        """Returns the generations of the same processes that have stalled since any process finished an iteration."""
+        """Returns the generations of the same processes that have stalled since the last finished iteration."""
         if not self.stalled or self.stalled[0].form.number <= self.last_worked:
             return ()
         now, then = ({process for process, _ in formed.form.members} for formed in (generation, self.stalled[0]))
@@ -471,7 +473,7 @@ class Membership(RunStatus):
         return self._killed(everyone, time, is_excused=True), (RestartAll(reason),)
 
     def _killed(self, members: Collection[Member], time: float, *, is_excused: bool = False) -> Self:
-        """Marks members as being killed; those that were killed before keep their deadline to die."""
+        """Marks members as being killed; those that were killed before keep their earlier deadline."""
         statuses = [self.statuses[member.process] for member in members]
         killed_at = [status.killed if status.is_dying else time for status in statuses]
         return self.with_statuses(
@@ -482,13 +484,13 @@ class Membership(RunStatus):
         )
 
     def _retired(self, late: Collection[ProcessStatus]) -> tuple[Self, Commands]:
-        """Retires processes that were killed and do not die; ``failure_detector`` says why that is safe."""
+        """Retires processes that were killed and do not die; ``failure_detector`` explains why that is safe."""
         reason = f"was killed, and has not died in {self.deadlines.dying:g} s"
         statuses = [replace(status, state=ProcessState.RETIRED, is_dying=False, is_excused=False) for status in late]
         return self.with_statuses(*statuses), tuple(Retire(status.member, reason) for status in late)
 
     def _restarts(self, may: MayRestart) -> Commands:
-        """Returns commands to restart dead processes, or to stop a run if some stage can never be served again.
+        """Returns commands to restart dead processes, or to stop the run if some stage can never be served again.
 
         Nothing is started during a recovery, since a starting process takes seconds of CPU time from the members.
         """
@@ -518,10 +520,10 @@ class Membership(RunStatus):
         )
 
     def _on_message(self, message: Message) -> tuple[Self, Commands]:
-        """Records a message, and returns the commands that follow at once.
+        """Records a message, and returns the commands that it causes at once.
 
-        A process that counts as dead and still sends messages was frozen, cut off or retired: it is killed before it
-        does harm.
+        A process that counts as dead but still sends messages was frozen, cut off or retired: it is killed before it
+        can do harm.
         """
         member = message.member
         status = self.statuses[member.process]
@@ -588,7 +590,8 @@ class Membership(RunStatus):
     def _after_heartbeat(self, status: ProcessStatus, beat: Heartbeat) -> Self:
         """Records a member's progress, and restarts the deadlines of its generation when it has finished an iteration.
 
-        While the next generation forms, this counts only if it waits for the members to finish their iteration.
+        While the next generation forms, progress counts only if that generation waits for the members to finish their
+        iteration.
         """
         generation = self.generation
         if generation is None or beat.number != self.last_live or status.last_live != self.last_live:
@@ -643,7 +646,7 @@ class _Slices:
     Attributes:
         layouts: layouts of all generations that were live, the newest last.
         held_by: for each member of a generation, the states that it has its slice of.
-        known_slices: known copies of slices, outside the process that owns them.
+        known_slices: known copies of slices outside the process that owns them.
     """
 
     layouts: Sequence[ShardLayout]
@@ -651,7 +654,7 @@ class _Slices:
     known_slices: FoundSlices
 
     def layout_of(self, stamp: StateId) -> ShardLayout | None:
-        """Returns the layout of a state; None if another run computed it."""
+        """Returns the layout of a state, or None if another run computed it."""
         return next((layout for layout in reversed(self.layouts) if stamp.generation in layout.generations), None)
 
     def missing(self, stamp: StateId) -> tuple[Process, ...]:
@@ -663,8 +666,8 @@ class _Slices:
     def agreed(self) -> StateId | None:
         """Returns the state to resume from: the newest complete one if that is recent, else the one with fewest gaps.
 
-        None if no process has any state. Also None if slices of the initial state are lost: it is cheaper to initialize
-        again.
+        Returns None if no process has any state, or if slices of the initial state are lost, since it is cheaper to
+        initialize again.
         """
         stamps = {stamp for states in self.held_by.values() for stamp in states if self.layout_of(stamp)}
         if not stamps:
@@ -704,7 +707,7 @@ def _extended_layouts(
 
     Args:
         layouts: layouts of the earlier generations.
-        layout: layout that the generation keeps; None: its state is new, or resharded for its members.
+        layout: layout that the generation keeps; None if its state is new or resharded for its members.
         number: number of the generation.
         members: processes of the generation.
 

@@ -56,16 +56,17 @@ class ProcessStatus:
         member: newest incarnation; number -1 if the process was never started.
         state: state of this incarnation.
         seen: when the process was started or last sent a message, in seconds.
-        is_dying: whether the process was sent SIGKILL, and is not known to be dead.
+        is_dying: whether the process was sent SIGKILL and is not yet known to be dead.
         killed: when the process was sent SIGKILL, in seconds.
         is_excused: whether the process is killed together with all others, through no fault of its own.
         has_injected_fault: whether a fault was injected into this incarnation.
-        last_live: newest generation in which this incarnation was live; 0: none.
-        last_worked: newest generation in which this incarnation has finished an iteration; 0: none.
+        last_live: newest generation in which this incarnation was live; 0 if none.
+        last_worked: newest generation in which this incarnation has finished an iteration; 0 if none.
         deaths: number of deaths that count towards the restart limit.
-        quick_deaths: number of consecutive incarnations, up to the last that died, that failed at their start.
-        entered: newest iteration that was begun in the newest live generation; 0: none yet.
-        finished: newest iteration that was finished in that generation.
+        quick_deaths: number of consecutive incarnations, ending with the last one that died, that failed at their
+            start.
+        entered: newest iteration that was begun in the newest live generation; 0 if none yet.
+        finished: newest iteration that was finished in that generation; 0 if none yet.
     """
 
     member: Member
@@ -102,15 +103,15 @@ class Generation:
         since: time of the last progress, in seconds: the generation began or went live, a member left the old one or
             connected, or running members finished an iteration. Deadlines count from here.
         departed: members that have left the old generation.
-        waiting_since: when the first member had left the old generation, in seconds; None: none has.
+        waiting_since: when the first member had left the old generation, in seconds; None if none has.
         linked: members that are connected to all the others.
         member_states: for each member that has formed the generation, the states that it has.
         known_slices: copies of other processes' slices that these members know of.
-        go: command that made the generation live; None before.
-        restoring: command that loads or reshards the state that members wait for; None: they do not wait.
+        go: command that made the generation live; None until then.
+        restoring: command that loads or reshards the state that members wait for; None if they do not wait.
         base: iteration that the generation resumes from; None until its members run.
         done: members that have run all their iterations.
-        ahead: command to preload the programs of the next generation; None: there was none.
+        ahead: command to preload the programs of the next generation; None if there was none.
         loaded: members that have preloaded these programs.
     """
 
@@ -130,7 +131,7 @@ class Generation:
 
     @property
     def is_live(self) -> bool:
-        """Whether all members have formed the generation, so that it could go live."""
+        """Whether the generation has gone live, which it does once all members have formed it."""
         return self.go is not None
 
     @property
@@ -154,10 +155,10 @@ class BlockMoves:
     """Tracks moves of blocks to survivors: the cuts that were found and used, and whether a move pays.
 
     Attributes:
-        rule: decides whether a move pays; None: blocks never move.
-        prepared: cut whose programs are compiled and that was not used yet; None: there is none.
-        used: cut that was used last, while the failed workers have stayed the same, so that it is used only once.
-        cuts: workers that hold each block, for every generation that ran with another cut than the run's own.
+        rule: decides whether a move pays; None if blocks never move.
+        prepared: cut whose programs are compiled and that has not been used yet; None if there is none.
+        used: cut that was used last, remembered while the same workers are down so that it is used only once.
+        cuts: workers that hold each block, for every generation that uses a cut other than the run's own.
     """
 
     rule: MigrationPolicy | None = None
@@ -171,7 +172,7 @@ class BlockMoves:
         return self if self.rule is None or is_used else replace(self, prepared=recut)
 
     def better(self, failed: frozenset[Worker]) -> RecutReady | None:
-        """Returns the prepared cut for these failed workers; None if there is none, or if the move does not pay."""
+        """Returns the prepared cut for these failed workers, or None if there is none or the move does not pay."""
         recut = self.prepared
         if self.rule is None or recut is None or recut.failed != failed:
             return None
@@ -186,7 +187,7 @@ class BlockMoves:
             number: number of the generation.
             failed: workers that are down.
             time: present time, in seconds.
-            better: cut that the generation will use; None: the run's own cut.
+            better: cut that the generation will use; None for the run's own cut.
         """
         if self.rule is None:
             return self
@@ -197,11 +198,11 @@ class BlockMoves:
         return replace(self, rule=rule, used=self.used if is_as_before else None)
 
     def after_refusal(self) -> "BlockMoves":
-        """Ends all moves after a process could not take part in one, since it could not take part in others either."""
+        """Disables moves after a process could not take part in one, since it could not take part in others either."""
         return replace(self, rule=None, prepared=None)
 
     def after_move(self, seconds: float) -> "BlockMoves":
-        """Records how long training has waited for the last move, from which the cost of later moves is estimated."""
+        """Records how long training waited for the last move, in seconds, to estimate the cost of later moves."""
         if self.rule is None or self.used is None:
             return self
         slower = self.rule.after_move(self.used.most_bytes, seconds)
@@ -214,15 +215,17 @@ class RecoveryPolicy:
 
     Attributes:
         recovery: ``live``: survivors keep running in their processes; ``restart``: they are restarted, too.
-        max_restarts: how often a process is restarted; deaths by fault injection do not count.
+        max_restarts: maximum number of restarts per process; deaths through no fault of the process, such as injected
+            ones, do not count.
         begins_with_state: whether the run begins with a loaded state: its own newest checkpoint, or the weights of
             another run.
         is_elastic: whether any subset of the processes can run, see ``swift.elastic.membership.state_machine``.
         own_cut: workers that hold each chunk in the run's own cut; falsy if each stage is one chunk.
-        move_rule: decides whether survivors take over blocks; None: they never do.
+        move_rule: decides whether survivors take over blocks; None if they never do.
         memory_checkpoint_every: iterations between the copies of its state that a restarted process finds in shared
-            memory; 0: no such copies, a restarted process gets the state from its peers.
-        joins_once: whether a process can join only one generation, as on accelerators: all are restarted for the next.
+            memory; 0 for no such copies, so that a restarted process gets the state from its peers.
+        joins_once: whether a process can join only one generation, as on accelerators; for the next generation, all
+            processes are then restarted.
         needs_all: whether a generation needs all processes, as on the hosts of a TPU slice.
     """
 
@@ -250,13 +253,13 @@ class RunStatus:
         generation: newest generation; None at the beginning, and while a stage has no process.
         number: number of the newest generation that was formed.
         last_live: number of the newest generation that was live.
-        last_worked: number of the newest generation in which any process has finished an iteration; 0: none.
-        stalled: consecutive generations of the same processes that ended without an iteration and without one process
-            to blame, the newest last.
-        failed: deaths since a process failed at its start, not yet judged; for ``--recovery restart``, see
-            ``swift.elastic.membership.state_machine``.
+        last_worked: number of the newest generation in which any process has finished an iteration; 0 if none.
+        stalled: consecutive generations of the same processes that ended without finishing an iteration and without a
+            single process to blame, the newest last.
+        failed: deaths since a process failed at its start, as long as no process has been blamed for them; only with
+            ``--recovery restart``, see ``swift.elastic.membership.state_machine``.
         lost: stages reported as lost since the last generation.
-        retried: newest generation that was formed because the previous one made no progress; 0: none.
+        retried: newest generation that was formed because the previous one made no progress; 0 if none.
         paused_until: time before which nothing is decided, because messages may still be unread.
         layouts: state layouts of an elastic run, the newest last.
         moves: blocks that survivors may take over, or have taken over.
@@ -333,7 +336,10 @@ class RunStatus:
         return status.quick_deaths >= self.deadlines.max_quick_deaths
 
     def is_assembled(self, time: float) -> bool:
-        """Returns whether the first generation, or the one after a lost stage, need not wait for starting processes."""
+        """Returns whether the first generation, or the first after a stage was lost, can form without more processes.
+
+        It waits for starting processes, but no longer than ``Deadlines.start``.
+        """
         if time - self.since > self.deadlines.start:
             return True
         states = {status.state for process, status in self.statuses.items() if not self.has_exhausted_restarts(process)}
@@ -346,9 +352,10 @@ class RunStatus:
 
     @property
     def has_lost_stages(self) -> bool:
-        """Whether the run waits for processes of a stage that nobody serves.
+        """Whether the run waits for processes of a stage that no process serves.
 
-        A process that could not leave its generation in time has kept its state for its next incarnation.
+        Waiting can save the state: a process that could not leave its generation in time has stored its part for its
+        next incarnation.
         """
         return self.generation is None and self.policy.recovery == "live" and bool(self.lost)
 
@@ -358,13 +365,13 @@ class RunStatus:
         return self.generation is not None and isinstance(self.generation.restoring, RestoreState)
 
     def awaits_state(self, number: int) -> bool:
-        """Returns whether a generation is the newest, and waits for a state to be loaded or resharded."""
+        """Returns whether generation ``number`` is the newest and waits for a state to be loaded or resharded."""
         restoring = self.generation.restoring if self.generation else None
         return restoring is not None and restoring.number == number
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the newest generation waits for something other than its members."""
+        """Whether the newest generation waits for a state to be loaded or resharded, or has run all its iterations."""
         return self.generation is not None and (self.generation.restoring is not None or self.generation.is_done)
 
     @property
@@ -393,5 +400,5 @@ class RunStatus:
         return generation.form.after is not None and any(running)
 
     def with_statuses(self, *statuses: ProcessStatus) -> Self:
-        """Replaces the statuses of these processes."""
+        """Returns the status of the run with the statuses of these processes replaced."""
         return replace(self, statuses={**self.statuses, **{status.member.process: status for status in statuses}})

@@ -1,6 +1,6 @@
-"""Goodput accounting: every moment of a run is counted once, as useful or by the cause of its loss.
+"""Goodput accounting: all time of a run is counted exactly once, as useful or by the cause of its loss.
 
-There is no clock here: times are in seconds of any clock, and a time before the previous one counts as equal to it.
+There is no clock here: times are in seconds on any clock, and a time before the previous one counts as equal to it.
 """
 
 from collections import deque
@@ -10,9 +10,9 @@ from statistics import median
 CAUSES = ("startup", "useful", "detection", "reconfiguration", "rerun", "waiting")
 """Causes that the time of a run is attributed to.
 
-startup: until the first generation goes live.
+startup: time until the first generation goes live.
 useful: iterations, each counted once.
-detection: a member is dead or stuck, but that is not known yet.
+detection: a member is dead or stuck, but this has not been detected yet.
 reconfiguration: from the detection, or from the last iteration before joiners are admitted, until the next generation
     goes live; and the additional duration of its first iteration.
 rerun: iterations that are run again, and the time in an iteration that a death interrupted.
@@ -20,7 +20,7 @@ waiting: some stage has no process.
 """
 
 _NUM_USUAL = 50
-"""Number of latest windows whose median time per iteration counts as the usual duration."""
+"""Number of recent windows whose median time per iteration counts as the usual duration."""
 
 
 class _Phase(StrEnum):
@@ -36,7 +36,7 @@ class Goodput:
     An iteration counts as finished when the first member has finished it.
 
     Args:
-        time: when the run begins, in seconds.
+        time: time at which the run begins, in seconds.
 
     Attributes:
         newest: newest iteration that any member has ever finished.
@@ -61,7 +61,12 @@ class Goodput:
         return max(self.newest, self._recorded) > 0
 
     def go_live(self, step: int | None, time: float) -> None:
-        """Begins a live generation that resumes after iteration ``step``; None: the first heartbeat will tell."""
+        """Begins a live generation.
+
+        Args:
+            step: iteration after which the generation resumes; None if its first heartbeat will report it.
+            time: time at which the generation goes live, in seconds.
+        """
         self._close(time)
         self._spent["rerun"] += self._interrupted_s
         self._interrupted_s, self._last, self._recorded = 0.0, None, 0
@@ -86,7 +91,7 @@ class Goodput:
             self._phase = _Phase.CHANGING
 
     def record(self, step: int) -> None:
-        """Notes that an iteration has a record: its member may die before a heartbeat reports that it is finished."""
+        """Registers that an iteration has a record, as its member may die before reporting the end of the iteration."""
         self._recorded = max(self._recorded, step)
         if self._phase is _Phase.CHANGING:
             self.finish(step, self._mark)
@@ -114,7 +119,7 @@ class Goodput:
             self.finish(self._recorded, time)
 
     def form(self, after: int | None, time: float) -> None:
-        """Begins a reconfiguration: at once, or when the running generation has finished iteration ``after``."""
+        """Begins a reconfiguration at once, or once the running generation has finished iteration ``after``."""
         if self._phase is _Phase.RUNNING:
             self._last = after
             if after is None:
@@ -124,7 +129,7 @@ class Goodput:
             self._phase = _Phase.CHANGING
 
     def wait(self, time: float) -> None:
-        """Begins waiting time: the generation ends because a stage is lost."""
+        """Ends the generation because a stage is lost; the time from now on counts as waiting."""
         if self._phase is not _Phase.STARTING:
             self._close(time)
             self._phase = _Phase.WAITING
@@ -139,15 +144,15 @@ class Goodput:
     def _close(self, time: float) -> None:
         """Counts the time since the mark, between two generations or before the first.
 
-        If a generation was still running it counts as reconfiguration, since members of an ending generation do no
-        useful work.
+        If a generation was still running, the time counts as reconfiguration, since members of an ending generation do
+        no useful work.
         """
         cause = "reconfiguration" if self._phase is _Phase.RUNNING else self._phase.value
         self._spent[cause] += max(time - self._mark, 0.0)
         self._mark = max(time, self._mark)
 
     def _spend_on(self, count: int, time: float) -> float:
-        """Counts the time that just-finished iterations took, and returns the usual share of it, in seconds.
+        """Accounts for the time that newly finished iterations took, and returns their usual duration, in seconds.
 
         The first iterations of a later generation take longer than usual; the excess counts as reconfiguration.
         """

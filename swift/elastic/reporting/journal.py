@@ -1,7 +1,7 @@
 """The journal of an elastic run: turns membership events into log entries and terminal lines, and times recoveries.
 
-The supervisor reports each event that it gives to ``Membership.on``, with the outcome. There is no clock and no I/O
-here: all times are in seconds, of the clock that the events use.
+The supervisor reports each event that it passes to ``Membership.on``, with the outcome. There is no clock and no I/O
+here: all times are in seconds, on the clock that the events use.
 
 A transition leads from one generation to the next, to recover from failures, to admit joiners or to move blocks. It is
 timed phase by phase. Terminal lines are short, one per event.
@@ -45,11 +45,11 @@ from swift.elastic.reporting.goodput import CAUSES, Goodput
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 
 _BEFORE_LIVE = ("leave", "connect", "load_program")
-"""The ``PHASES`` of a member before it sends ``Formed``."""
+"""The phases, among ``PHASES``, that a member completes before it sends ``Formed``."""
 
 
 class Failure(NamedTuple):
-    """When a member failed, and when that was detected.
+    """The times at which a member failed and its failure was detected.
 
     Attributes:
         since: time of the failure, in seconds: the member was killed, sent its last message, or got stuck.
@@ -63,9 +63,9 @@ class Failure(NamedTuple):
 
 
 def _failure_of(member: Member, time: float, membership: Membership) -> Failure:
-    """Returns when a member failed that is killed because it was silent or late.
+    """Returns the failure of a member that is killed because it was silent or late.
 
-    A silent member failed when it sent its last message; a late one when its generation last made progress.
+    A silent member failed when it sent its last message, and a late one when its generation last made progress.
     """
     status, generation = membership.statuses[member.process], membership.generation
     is_silent = status.state is ProcessState.STARTING or time - status.seen > membership.deadlines.heartbeat
@@ -81,9 +81,9 @@ class _Transition:
         failed: failed processes; empty if processes only join.
         known: newest detection of a failure so far; undetected time before it is in ``detection_s`` already.
         detection_s: total time for which some failure was undetected.
-        live_at: time when the next generation went live; None before.
-        newest: newest iteration that any member had finished by then.
-        is_recut: whether nobody joins, and members take over blocks.
+        live_at: time when the next generation went live; None until then.
+        newest: newest iteration that any member had finished by ``live_at``.
+        is_recut: whether members take over blocks and no process joins.
     """
 
     since: float
@@ -95,7 +95,7 @@ class _Transition:
     is_recut: bool = False
 
     def after_failure(self, process: Process, failure: Failure) -> "_Transition":
-        """Adds a failure; time in which two failures are undetected counts only once."""
+        """Adds a failure; time during which two failures are both undetected counts only once."""
         failed, known = failure.since, failure.known
         undetected_s = max(0.0, min(known, self.since) - failed) + max(0.0, known - max(failed, self.known))
         return replace(
@@ -108,11 +108,11 @@ class _Transition:
         )
 
     def durations(self, phase_times: Mapping[str, float], time: float) -> dict[str, float | None]:
-        """Returns the duration of the transition and each phase; None for a phase that no member has reported.
+        """Returns the durations of the transition and of each phase, None for a phase that no member has reported.
 
         Args:
-            phase_times: for each phase, the longest duration that a member of the generation has reported.
-            time: when all members have finished the first iteration.
+            phase_times: for each phase, the longest duration that a member of the generation has reported, in seconds.
+            time: time at which all members have finished the first iteration, in seconds.
         """
         assert self.live_at is not None
         explained_s = self.detection_s + sum(phase_times.get(phase, 0.0) for phase in _BEFORE_LIVE)
@@ -133,8 +133,8 @@ def _recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[
         recoveries: the ``durations`` of each recovery.
 
     Returns:
-        ``recovery_median_s`` and ``recovery_max_s``, None if there was no recovery; and ``recovery_phases``, which has
-        ``median_s`` and ``max_s`` for each phase that was reported, by name.
+        ``recovery_median_s`` and ``recovery_max_s``, which are None if there was no recovery; and ``recovery_phases``,
+        a dict with ``median_s`` and ``max_s`` for each phase that was reported, by name.
     """
 
     def reported(phase: str) -> list[float]:
@@ -168,10 +168,10 @@ class JournalEntry(NamedTuple):
 
 
 class Journal:
-    """Turns the events of a run into journal entries, and sums up its time and its recoveries.
+    """Turns the events of a run into journal entries, and summarizes its time and its recoveries.
 
     Args:
-        time: when the run begins, in seconds.
+        time: time at which the run begins, in seconds.
     """
 
     def __init__(self, time: float):
@@ -191,7 +191,7 @@ class Journal:
         self._num_deaths = self._num_rejoins = self._num_recuts = 0
 
     def kill_injected(self, process: Process, time: float) -> list[JournalEntry]:
-        """Returns the entry for a kill by fault injection, and notes its time as that of the failure."""
+        """Returns the entry for a kill by fault injection, and records its time as the time of the failure."""
         self._injected_at[process] = time
         return [
             self._note(
@@ -200,13 +200,13 @@ class Journal:
         ]
 
     def record(self, step: int) -> None:
-        """Notes that an iteration has a record: its member may die before a heartbeat reports that it is finished."""
+        """Registers that an iteration has a record, as its member may die before reporting the end of the iteration."""
         self._goodput.record(step)
 
     def on(
         self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]
     ) -> list[JournalEntry]:
-        """Returns the entries for an event, and for the ``commands`` that it gave.
+        """Returns the entries for an event and for the ``commands`` that it caused.
 
         Args:
             event: event that was reported to the membership.
@@ -222,7 +222,7 @@ class Journal:
         return notes
 
     def goodput(self, time: float) -> dict[str, Any]:
-        """Returns the time of the run until now by cause, with figures on recoveries.
+        """Returns the time of the run until ``time`` by cause, with statistics of its recoveries.
 
         Returns:
             ``total_s``, the sum of ``startup_s``, ``useful_s``, ``detection_s``, ``reconfiguration_s``, ``rerun_s`` and
@@ -290,7 +290,7 @@ class Journal:
         return [self._note("process_died", None if failure.is_one_of_all else text, **fields, detection_s=detection_s)]
 
     def _fail(self, member: Member, failure: Failure, time: float) -> None:
-        """Adds a failure to the transition, which becomes a recovery even if it began as an admission of joiners."""
+        """Adds a failure to the transition, which becomes a recovery even if it began in order to admit joiners."""
         self._goodput.fail(failure.since, failure.known, time)
         transition = self._transition
         if transition is None or not transition.failed:
@@ -298,7 +298,7 @@ class Journal:
         self._transition = transition.after_failure(member.process, failure)
 
     def _on_heartbeat(self, beat: Heartbeat, after: Membership) -> list[JournalEntry]:
-        """Notes the progress of the newest live generation; ends the transition once all have done an iteration."""
+        """Records progress of the newest live generation; ends the transition once all have finished an iteration."""
         if beat.number != after.last_live or not beat.entered:
             return []
         if self._base is None:
@@ -352,7 +352,7 @@ class Journal:
             case ActivateGeneration():
                 return [self._on_go_live(command, time, after)]
             case Kill(member, reason):
-                # The last line of a dead process may be received after its death; the kill that follows hits nobody.
+                # The last line of a dead process may be received after its death; the resulting kill has no effect.
                 if not _is_to_die(member, after):
                     return []
                 self._failures[member] = _failure_of(member, time, before)
@@ -416,12 +416,12 @@ def _is_to_die(member: Member, membership: Membership) -> bool:
 def _transition_text(
     transition: _Transition, rejoined: Sequence[Process], cut: ChunkAssignment, fields: Mapping[str, Any]
 ) -> str:
-    """Formats a line on a completed transition.
+    """Formats a line about a completed transition.
 
     Args:
         transition: the transition.
         rejoined: processes that were not in the previous generation.
-        cut: workers that hold each block in the new generation; falsy: the run's own cut.
+        cut: workers that hold each block in the new generation; falsy for the run's own cut.
         fields: fields of the journal entry.
     """
     again = f", {_count(fields['rerun_steps'], 'iteration')} again" if fields["rerun_steps"] else ""
@@ -444,7 +444,7 @@ def _transition_text(
 
 
 def _rejoin_text(processes: Sequence[Process], after: int | None) -> str:
-    """Formats a line on processes that rejoin, after an iteration or at once.
+    """Formats a line about processes that rejoin, after an iteration or at once.
 
     >>> _rejoin_text([Process((1, 1))], 9), _rejoin_text([Process((0, 0)), Process((1, 1))], None)
     ('process 1:1 has rejoined, admitted after iteration 9', 'processes 0:0 and 1:1 have rejoined')
@@ -454,7 +454,7 @@ def _rejoin_text(processes: Sequence[Process], after: int | None) -> str:
 
 
 def _stage_lost_text(stages: Sequence[int], *, is_one_cut: bool) -> str:
-    """Formats a line on lost stages; if pipelines cut the layers differently, on lost layers of these stages.
+    """Formats a line about lost stages or, if pipelines cut the layers differently, about lost layers of these stages.
 
     >>> _stage_lost_text([1], is_one_cut=True)
     'stage 1 has no live process; waiting for one to rejoin'
@@ -468,7 +468,7 @@ def _stage_lost_text(stages: Sequence[int], *, is_one_cut: bool) -> str:
 
 
 def _continue_text(num_left: int, num_processes: int) -> str:
-    """Formats a clause on how many processes continue.
+    """Formats a clause that says how many processes continue.
 
     >>> _continue_text(3, 4), _continue_text(1, 2)
     ('3 of 4 continue', '1 of 2 continues')
@@ -479,14 +479,14 @@ def _continue_text(num_left: int, num_processes: int) -> str:
 def _live_text(
     num_members: int, num_processes: int, after: int | None, *, is_first: bool, has_begun: bool = True
 ) -> str | None:
-    """Formats a line on a generation that goes live; None if the later line on its first iteration suffices.
+    """Formats a line about a generation that goes live; returns None if the later line on its first iteration suffices.
 
     Args:
         num_members: number of members of the generation.
         num_processes: number of processes of the run.
-        after: iteration from which it resumes with a state of its members; None: they have no common state.
+        after: iteration from which it resumes with a state of its members; None if they have no common state.
         is_first: whether it is the first generation.
-        has_begun: whether the run has done any iteration, or begun with a loaded state.
+        has_begun: whether the run has done any iteration, or begins with a loaded state.
 
     >>> _live_text(4, 4, None, is_first=True), _live_text(3, 4, 20, is_first=True)
     ('running with 4 processes', 'running with 3 of 4 processes after iteration 20')
@@ -505,7 +505,7 @@ def _live_text(
 
 
 def reshard_text(num_ranks: int, num_before: int, after: int) -> str:
-    """Formats a line on a resharded state.
+    """Formats a line about a resharded state.
 
     >>> reshard_text(3, 4, 17), reshard_text(4, 4, 17)
     ('resumed after iteration 17 on 3 ranks instead of 4', 'resumed after iteration 17 with 4 ranks')
@@ -525,7 +525,7 @@ def _names(processes: Sequence[Process]) -> str:
 
 
 def _listed(texts: Sequence[str]) -> str:
-    """Joins texts into an enumeration.
+    """Joins texts with commas and "and".
 
     >>> _listed(["0", "1", "2"])
     '0, 1 and 2'

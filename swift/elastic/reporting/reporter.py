@@ -1,8 +1,8 @@
 """Writes the reports on an elastic run to its directory and to the terminal.
 
 ``Reporter`` writes the entries of the journal. ``Display`` shows events, progress and, on a terminal, every process.
-The calling thread sends heartbeats and must not wait for a file system, so one thread does all writes, by
-``BackgroundCalls``.
+The calling thread sends heartbeats and must not wait for a file system, so ``BackgroundCalls`` does all writes in one
+background thread.
 """
 
 import time
@@ -31,15 +31,16 @@ class Display:
     """Shows a run's events and progress on stderr, so that stdout stays clean; a context manager.
 
     On a terminal, a progress bar, the newest iteration and a table of all processes are redrawn in place below the
-    lines of the events. Elsewhere a plain line is printed after the first iteration and about every 10 % of them. The
-    terminal is restored however the ``with`` block is left.
+    lines of the events. Elsewhere, a plain line is printed after the first iteration and about every 10 % of the run.
+    The terminal is restored however the ``with`` block is left.
 
     Args:
         title: name of the run.
         num_steps: last step of the run.
-        time: when the run began, in seconds; later calls must use the same clock.
+        time: time at which the run began, in seconds; later calls must use the same clock.
         console: console to write to; stderr by default.
-        log_every: iterations between two plain lines, then also on a terminal; None: see above.
+        log_every: iterations between two plain lines, which are then also printed on a terminal; None for the behavior
+            described above.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Display:
         self._terminal.__exit__(kind, error, traceback)
 
     def note(self, text: str, time: float) -> None:
-        """Prints permanent lines on an event, with the seconds from the start of the run to ``time``."""
+        """Prints permanent lines about an event, with the seconds from the start of the run to ``time``."""
         self._terminal.print(f"{time - self._start:7.1f} s  {text}")
 
     def update(self, membership: Membership, time: float) -> None:
@@ -86,7 +87,7 @@ class Display:
             self.note("  ".join(filter(None, (counter, *self._values(), self._timer.left()))), self._now)
 
     def saved(self, newest: int | None) -> None:
-        """Shows from the next step on how old the newest checkpoint is; None: there is none yet."""
+        """Sets the iteration of the newest checkpoint (None if there is none yet), whose age is shown from now on."""
         self._shows_saved, self._newest = True, newest
 
     def _values(self) -> list[str]:
@@ -97,7 +98,7 @@ class Display:
         values = self._values() if self._metrics else ["waiting for the first step"]
         elapsed = f"{self._now - self._start:7.1f} s"
         lines = progress_lines(self._title, self._step, self._num_steps, self._timer.left(), [elapsed, *values])
-        # The table comes last: if it is higher than the terminal, its end is cut off.
+        # The table comes last: if it is taller than the terminal, its end is cut off.
         return lines if self._membership is None else Group(lines, worker_table(self._membership))
 
 
@@ -116,7 +117,7 @@ def worker_table(membership: Membership) -> TerminalTable:
 
 
 def _state(status: ProcessStatus, membership: Membership) -> tuple[str, str, str]:
-    """Returns a process's state as a word, its iteration and its generation; '-' for none."""
+    """Returns a process's state as a word, its iteration and its generation, with '-' if it has none."""
     word, generation = "killed" if status.is_dying else str(status.state), membership.generation
     word = word.ljust(max(map(len, ProcessState)))  # keeps the width of the table constant
     is_finishing = (
@@ -128,7 +129,7 @@ def _state(status: ProcessStatus, membership: Membership) -> tuple[str, str, str
 
 
 def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
-    """Returns tables with a run's time by cause, and with the durations of its recoveries by phase.
+    """Returns tables of a run's time by cause and of the durations of its recoveries by phase.
 
     Args:
         goodput: result of ``Journal.goodput``.
@@ -148,10 +149,10 @@ def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
 
 
 class BackgroundCalls:
-    """Makes calls in a thread, in the order of the requests; a context manager.
+    """Runs calls in a thread, in the order in which they are requested; a context manager.
 
     Args:
-        max_waiting: number of calls that may wait; if more are requested, callers wait, to bound the memory.
+        max_waiting: maximum number of waiting calls; if more are requested, callers block, to bound the memory.
     """
 
     def __init__(self, max_waiting: int = _MAX_WAITING):
@@ -168,17 +169,17 @@ class BackgroundCalls:
             self.raise_failed()
 
     def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        """Requests a call; raises the error of an earlier call if one has failed."""
+        """Requests a call; raises the error of an earlier call if one failed."""
         self.raise_failed()
         self._calls.put(lambda: function(*arguments, **named))
 
     def settle(self) -> None:
-        """Waits until all requested calls are done; raises the error if one has failed."""
+        """Waits until all requested calls are done; raises the error of a call if one failed."""
         self._calls.join()
         self.raise_failed()
 
     def raise_failed(self) -> None:
-        """Raises the error of an earlier call, if one has failed."""
+        """Raises the error of an earlier call, if one failed."""
         if self._error is not None:
             raise self._error
 
@@ -186,22 +187,22 @@ class BackgroundCalls:
         while True:
             call = self._calls.get()
             try:
-                if self._error is None:  # after an error write no more: a file must not miss a line in the middle
+                if self._error is None:  # after an error, write no more: a file must not lack a line in the middle
                     call()
-            except BaseException as error:  # also SystemExit: if this thread ended, callers would wait forever
+            except BaseException as error:  # even SystemExit: if this thread ended, callers would wait forever
                 self._error = error
             finally:
                 self._calls.task_done()
 
 
 class Reporter:
-    """Writes the metrics and events of a run while its processes run; nobody else does.
+    """Writes the metrics and events of a run while its processes run, as their only writer.
 
     Args:
         journal: journal of the run.
         display: display of the run.
         directory: open run directory.
-        background: thread that makes the writing calls, in order.
+        background: runs the calls that write, in order, in its thread.
         written: last iteration whose metrics are in the file, or are about to be.
 
     Attributes:
@@ -213,14 +214,20 @@ class Reporter:
     ):
         self._journal, self._display, self._directory, self.written = journal, display, directory, written
         self._background, self.on_file = background, written
-        self._planned = 0  # newest generation whose plan is noted
+        self._planned = 0  # newest generation whose plan is written
 
     def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> None:
         """Writes the journal entries for an event that was reported to the membership."""
         self._write(self._journal.on(event, before, after, commands))
 
     def fault_injected(self, process: Process, kind: str, time: float) -> None:
-        """Writes that a fault of this kind is injected into a process."""
+        """Writes the entry for a fault that is injected into a process.
+
+        Args:
+            process: process with the fault.
+            kind: ``kill``, ``freeze`` or ``hang``.
+            time: time of the injection, in seconds.
+        """
         if kind == "kill":
             self._write(self._journal.kill_injected(process, time))
         else:
@@ -244,7 +251,7 @@ class Reporter:
         self.on_file = record["step"]
 
     def plan(self, number: int, facts: dict[str, Any]) -> None:
-        """Writes the plan of a generation, once: several members report it."""
+        """Writes the plan of a generation, only once although several members report it."""
         if number > self._planned:
             self._planned = number
             self.note("plan", self.written, None, generation=number, **facts)
@@ -254,19 +261,19 @@ class Reporter:
         self._write([JournalEntry(event, step, fields, text)])
 
     def show_line(self, text: str) -> None:
-        """Shows a line on the terminal, and writes it nowhere else."""
+        """Shows a line on the terminal only."""
         self._background.call(self._display.note, text, time.monotonic())
 
     def show(self, membership: Membership) -> None:
-        """Shows the present state of each process."""
+        """Shows the current state of each process."""
         self._display.update(membership, time.monotonic())
 
     def saved(self, newest: int | None) -> None:
-        """Shows the iteration of the newest checkpoint; None: there is none yet."""
+        """Sets the iteration of the newest checkpoint, whose age is shown; None if there is none yet."""
         self._display.saved(newest)
 
     def goodput(self) -> dict[str, Any]:
-        """Returns the time of the run so far by cause, and figures on recoveries; see ``Journal.goodput``."""
+        """Returns the time of the run so far by cause, and statistics of its recoveries; see ``Journal.goodput``."""
         return self._journal.goodput(time.monotonic())
 
     def check(self) -> None:
@@ -274,7 +281,7 @@ class Reporter:
         self._directory.check(may_look=False)
 
     def raise_failed(self) -> None:
-        """Raises the error of an earlier write, if one has failed."""
+        """Raises the error of an earlier write, if one failed."""
         self._background.raise_failed()
 
     def _write(self, notes: Sequence[JournalEntry]) -> None:

@@ -1,10 +1,10 @@
 """The checkpoint service: a process that writes and reads the checkpoints of an elastic run.
 
-It is not a member of any generation: there Orbax would wait for all processes, and forever if one of them died. States
-pass between it and the workers through shared memory, see ``swift.elastic.state.store``. They have no slots, which are
-recomputed.
+It is not a member of any generation: as a member, it would let Orbax wait for all processes, and forever if one of them
+died. The service and the workers exchange states through shared memory, see ``swift.elastic.state.store``. These states
+have no slots, which are recomputed.
 
-``ShardedState`` joins the processes' parts to a whole state for a checkpoint, and splits a whole state into parts.
+``ShardedState`` joins the processes' parts into a whole state for a checkpoint, and splits a whole state into parts.
 ``Resharding`` converts the state of an elastic run to another set of ranks, from the slices that processes have handed
 over and from older copies. ``run_checkpoint_service`` is the main function of the process.
 """
@@ -69,26 +69,26 @@ from swift.train.initial_weights import WeightSource
 from swift.train.saved_state import check_savable, extra_of, ledger_after, load_state, save_fallback, split_of
 
 _LoadUpTo = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
-"""(step spec, iteration) -> state and plan of the newest intact checkpoint up to that iteration; None without one."""
+"""(step spec, iteration) -> state and plan of the newest intact checkpoint up to that iteration, or None."""
 
 _RECORD_S = 20.0
 """Seconds that a save waits for the record of its iteration."""
 _ORPHANED_S = 1.0
-"""Seconds after which a child surely has another parent if its parent has died; the kernel closes files earlier."""
+"""Seconds after which the kernel has surely given a child of a dead parent a new one; it closes files before that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedState:
     """Converts between a whole state in checkpoint layout and the parts of a generation's processes.
 
-    A process has the blocks that its worker holds; a checkpoint has them in the cut of the first pipeline.
+    A process has the blocks that its worker holds; a checkpoint has the blocks in the cut of the first pipeline.
 
     Attributes:
         spec: step spec of the run, on the storage mesh.
-        cut: workers that hold each block; falsy: the run's own cut.
+        cut: workers that hold each block; falsy for the run's own cut.
         snapshots: directory of the parts, see ``SharedMemoryStore``.
         by_rank: whether each expert rank is a process of its own, rather than each worker.
-        is_elastic: whether the run is elastic: then a generation has the remaining ranks, renumbered from 0.
+        is_elastic: whether the run is elastic, in which case a generation has the remaining ranks, renumbered from 0.
     """
 
     spec: StepSpec
@@ -98,7 +98,7 @@ class ShardedState:
     is_elastic: bool
 
     def joined(self, stamp: StateId, holders: Sequence[Process]) -> TrainState:
-        """Joins the parts of these processes to a whole state in checkpoint layout, without slots.
+        """Joins the parts of these processes into a whole state in checkpoint layout, without slots.
 
         Args:
             stamp: stamp of the state.
@@ -118,8 +118,8 @@ class ShardedState:
     def keep(self, host: TrainState, stamp: StateId, processes: Sequence[Process]) -> None:
         """Splits a whole state into parts, and stores one for every process, without slots.
 
-        Processes that hold the same blocks get the same part. They have the run's own cut, which every run uses that
-        resumes from a checkpoint.
+        Processes that hold the same blocks get the same part. The parts are in the run's own cut, which is used
+        whenever a run resumes from a checkpoint.
 
         Raises:
             OSError: a part cannot be stored.
@@ -146,7 +146,7 @@ class ShardedState:
         return spec_with_assignment(self.spec.at(replace(self.spec.live, rows=rows)), self.cut)
 
     def _in_order(self, holders: Sequence[Process]) -> list[Process]:
-        """Sorts processes by stage, worker and rank; asserts that they are whole workers that have every block."""
+        """Sorts processes by stage, worker and rank; asserts that they form complete workers that have every block."""
         in_order = sorted(set(holders), key=lambda process: (process.worker[1], process))
         everyone = processes_of(self.spec.live.topology, by_rank=self.by_rank)
         complete, chunks = complete_workers(everyone, in_order), self.spec.chunks
@@ -166,8 +166,8 @@ class Resharding:
     Attributes:
         specs: step specs of the run.
         handover: states and copies that processes have handed over.
-        counts: token updates of the run, for the ledger.
-        load_up_to: reads the newest intact checkpoint up to an iteration, as a last source of lost slices.
+        counts: counts token updates for the ledger of the run.
+        load_up_to: reads the newest intact checkpoint up to an iteration, as the last source for lost slices.
     """
 
     specs: ElasticSpecs
@@ -179,7 +179,7 @@ class Resharding:
         """Reshards a state for the ranks of a generation, and stores each process's part.
 
         Returns:
-            (lines for the terminal on where lost ranks' slices came from, the same as fields of the event).
+            (lines that say where lost ranks' slices came from, for the terminal; the same information as event fields).
 
         Raises:
             RunError: there is no copy of a lost rank's slices, or no part of the state is left.
@@ -217,7 +217,7 @@ class Resharding:
         return lines, facts | {"ranks": len(processes), "ranks_before": len(layout.processes)}
 
     def rehearse(self, num_ranks: int) -> None:
-        """Compiles the placement policy for ``num_ranks`` ranks in advance, so that no process has to wait for it."""
+        """Compiles the placement policy for ``num_ranks`` ranks in advance, so that no process has to wait for this."""
         spec = self.specs.on(num_ranks)
         layers, classes, slots = spec.num_moe_layers, spec.experts.num_classes, spec.experts.slots_per_rank
         if layers:
@@ -229,7 +229,8 @@ class Resharding:
     ) -> tuple[TrainState, dict[str, np.ndarray] | None, list[Process]]:
         """Joins the parts that still exist; returns the state, the slots, and the processes whose parts are lost.
 
-        A copy of another part stands in for each lost one, to get the shapes right; its values mean nothing.
+        In place of each lost part, the state contains a copy of another part, so that the shapes are right; its values
+        are meaningless.
         """
         parts = [self._part(old, process, stamp) for process in processes]
         lost = [process for process, part in zip(processes, parts, strict=True) if part is None]
@@ -246,7 +247,7 @@ class Resharding:
         return replace(state, slots={}), state.slots or None, lost
 
     def _part(self, old: StepSpec, process: Process, stamp: StateId) -> TrainState | None:
-        """Returns the part that a process handed over or was to resume from; None if there is no intact one."""
+        """Returns the part that a process handed over or was to resume from, or None if there is no intact one."""
         for store, specs, shapes in (
             (self.handover.states(process), old.specs, old.abstract(with_slots=True)),
             (self.handover.parts(process), _without_slots(old), old.abstract()),
@@ -274,7 +275,7 @@ class CheckpointService:
         by_rank: whether each expert rank is a process of its own, rather than each worker.
         data: state of a data loader of the run.
         handed_over: directory of the states that processes hand over, see ``Handover``; only for elastic runs.
-        init_from: run whose weights this run begins with, as long as it has no checkpoint; None: random weights.
+        init_from: run whose weights this run begins with as long as it has no checkpoint; None for random weights.
     """
 
     experiment: Experiment
@@ -300,21 +301,21 @@ class CheckpointService:
 
     @cached_property
     def split(self) -> StateSplit:
-        """Division of the state into a dense part and experts, by which checkpoints are written."""
+        """Division of the state into a dense part and experts, which determines how checkpoints are written."""
         return split_of(self.spec)
 
     def serve(self, commands: Iterable[str], answer: Callable[[str], None]) -> None:
-        """Carries out commands until the stream ends; each is finished before the next is read.
+        """Carries out commands until the stream ends, finishing each one before reading the next.
 
         Args:
-            commands: lines with commands.
-            answer: sends a line with an answer.
+            commands: lines, each with a command.
+            answer: called with each line that contains an answer.
         """
         for line in commands:
             answer(CHECKPOINT_ANSWERS.line(self.carry_out(CHECKPOINT_COMMANDS.read(line))))
 
     def carry_out(self, command: CheckpointCommand) -> CheckpointAnswer:
-        """Carries out a command; a failure is returned as ``CommandFailed`` and not raised."""
+        """Carries out a command; returns ``CommandFailed`` instead of raising an error."""
         begun = time.perf_counter()
         try:
             match command:
@@ -356,9 +357,9 @@ class CheckpointService:
         Args:
             stamp: stamp of the state.
             holders: processes whose parts to use: all processes of a set of workers that together have every block.
-            directory: directory for checkpoints; None: the run's own.
+            directory: directory for checkpoints; None for the run's own.
             is_full: whether to save all experts, whatever K is; after the last iteration all are saved anyway.
-            cut: workers that hold each block of the parts; falsy: the run's own cut.
+            cut: workers that hold each block of the parts; falsy for the run's own cut.
 
         Returns:
             The manifest of the checkpoint.
@@ -381,7 +382,7 @@ class CheckpointService:
             split,
             ledger,
             identity=self.experiment.identity(),
-            # Batches depend only on the number of the iteration, so that is all that changes in a loader's state.
+            # Batches depend only on the iteration number, so nothing else changes in a loader's state.
             extra=extra_of(spec, dict(self.data) | {"next_step": stamp.step}),
             num_kept=config.num_kept,
         )
@@ -389,20 +390,20 @@ class CheckpointService:
         return manifest
 
     def load(self, generation: int, processes: Sequence[Process], step: int | None = None) -> RestorePlan:
-        """Reads a checkpoint, from which the run resumes, and stores each process's part.
+        """Reads the checkpoint from which the run resumes, and stores each process's part.
 
         Newer checkpoints, which are damaged or not wanted, are archived.
 
         Args:
             generation: generation of the stamp under which the parts are stored.
             processes: processes of that generation.
-            step: iteration of the checkpoint; None: the newest intact one.
+            step: iteration of the checkpoint; None for the newest intact one.
 
         Returns:
             The plan, with the source of every part of the state.
 
         Raises:
-            SettingError: there is no such checkpoint, it is of another model or other data, or damaged.
+            SettingError: there is no such checkpoint, it is damaged, or it belongs to another model or other data.
             OSError: a part cannot be stored.
         """
         plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
@@ -426,7 +427,7 @@ class CheckpointService:
             Where the weights came from, as fields of the event.
 
         Raises:
-            SettingError: there is no intact checkpoint of the other run, or it is of another model.
+            SettingError: there is no intact checkpoint of the other run, or it belongs to another model.
             OSError: a part cannot be stored.
         """
         assert self.init_from is not None
@@ -450,7 +451,7 @@ class CheckpointService:
         return Resharding(self._elastic_specs, handover, self._counts, load_up_to)
 
     def rehearse(self) -> None:
-        """Traces and compiles everything that later commands need, so that no process has to wait for it."""
+        """Traces and compiles everything that later commands need, so that no process has to wait for this."""
         self.spec.abstract()  # traces the model
         num_ranks = self.experiment.topology.num_expert_ranks
         for count in (num_ranks - 1, num_ranks) if self._is_elastic else ():
@@ -478,7 +479,7 @@ class CheckpointService:
 def _load_up_to(
     directory: Path, identity: Mapping[str, Any], spec: StepSpec, step: int
 ) -> tuple[TrainState, RestorePlan] | None:
-    """Reads the newest intact checkpoint up to an iteration, on ``spec``; returns None if there is none."""
+    """Reads the newest intact checkpoint up to an iteration, for ``spec``; returns None if there is none."""
     for older in reversed([s for s in checkpoint_steps(directory) if s <= step]):
         with suppress(SettingError):
             plan = plan_restore(directory, identity, older)
@@ -500,10 +501,10 @@ def _failure(command: CheckpointCommand, checkpoints: Path, error: Exception) ->
 
 
 class ServiceShutdown:
-    """Ends the process of a service, after the last command or when nobody reads its answers any more.
+    """Ends the process of a service after the last command, or when nobody reads its answers any more.
 
-    If the supervisor was killed, the memory directory of the run is removed first. Workers try the same. But their
-    coordination service died with the supervisor, and JAX may end them before they get there.
+    If the supervisor was killed, the memory directory of the node is removed first. Workers try to remove it, too, but
+    their coordination service died with the supervisor, and JAX may abort them before they have done so.
 
     Args:
         scratch: files that the processes of the run share.
@@ -514,7 +515,7 @@ class ServiceShutdown:
 
     def __call__(self) -> NoReturn:
         """Ends this process."""
-        with self._lock:  # a second thread that gets here must not end the process while the first is still removing
+        with self._lock:  # a second thread must not end the process while the first is still removing the directory
             deadline = time.monotonic() + _ORPHANED_S
             while os.getppid() == self._supervisor and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -542,7 +543,7 @@ def run_checkpoint_service(
         scratch: files that the processes of the run share.
         commands: stream of commands.
         by_rank: whether each expert rank is a process of its own, rather than each worker.
-        init_from: run whose weights this run begins with; None: random weights.
+        init_from: run whose weights this run begins with; None for random weights.
     """
     leave = ServiceShutdown(scratch)
     output = LineWriter(leave)

@@ -1,9 +1,9 @@
 """The compile service: a process that compiles the programs that workers may need next, while they train.
 
-It receives the set of failed workers, and prepares the programs for the present configuration and for each one after
-one more failure or return. It puts them into the run's executable cache, where workers look first. To compile for a
-group of processes, it poses as that group, see ``swift.elastic.jax_group``. If the service dies nothing is lost, since
-workers then compile for themselves.
+It receives the set of failed workers, and prepares the programs for the present configuration and for every
+configuration after one more failure or return. It puts them into the run's executable cache, where workers look first.
+To compile for a group of processes, it poses as that group, see ``swift.elastic.jax_group``. If the service dies,
+nothing is lost, since workers then compile their programs themselves.
 """
 
 import ctypes
@@ -54,9 +54,9 @@ class CompileJob(NamedTuple):
     Attributes:
         failed: workers that are down.
         kinds: kinds of programs.
-        returning: worker that would return and copy the state of a peer; None: there is none.
-        num_ranks: number of expert ranks of an elastic run; None: the run is not elastic.
-        before: workers that hold each block before the change; falsy: the run's own cut.
+        returning: worker that would return and copy the state of a peer; None if there is none.
+        num_ranks: number of expert ranks of an elastic run; None if the run is not elastic.
+        before: workers that hold each block before the change; falsy for the run's own cut.
         is_better: whether to prepare a better cut for the survivors, rather than the run's own.
     """
 
@@ -71,8 +71,8 @@ class CompileJob(NamedTuple):
 def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob]:
     """Returns the jobs for the failed workers or the number of ranks in a request, the most urgent first.
 
-    The order: the present configuration, a better cut, one more failure, one return; then, in the same order, programs
-    that only few iterations need.
+    The order is: the present configuration, a better cut, one more failure, one return; then, in the same order, the
+    programs that only a few iterations need. In an elastic run, it is: the present number of ranks, one less, one more.
     """
     evaluates = bool(experiment.eval_every or experiment.checkpoint.every)
     kinds: tuple[StepKind, ...] = ("window" if experiment.window > 1 else "single",)
@@ -89,7 +89,7 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
     jobs += [CompileJob(other, kinds, next(iter(failed - other), None), before=cut) for other in near]
     if cut:  # a cut is used only once: if a generation forms again with the same failures, it has the run's own cut
         jobs.append(CompileJob(failed, kinds, before=cut))
-    # These need no programs to move states: the ones of the jobs above serve for both kinds.
+    # These jobs need no programs to move states: those of the jobs above serve both kinds of programs.
     few = [job._replace(kinds=("single",), returning=None, before=DEFAULT_ASSIGNMENT) for job in jobs]
     return [*jobs, *few] if experiment.window > 1 else jobs
 
@@ -122,7 +122,7 @@ class CompileService:
         Raises:
             RunError: this version of JAX does not let a process pose as a group.
             SettingError: there is no plan for this set of failed workers.
-            OSError: there is no room for the programs.
+            OSError: there is no space for the programs.
         """
         recut = self._cuts.find(job.failed) if job.is_better else None
         spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, job.failed)
@@ -135,7 +135,7 @@ class CompileService:
         if missing:
             num_devices = len(configuration.rows) * spec.live.num_ranks
             with CompileOnlyGroup(num_devices // self._devices_per_process, self._sockets) as group:
-                # In a function of its own: all its objects must be freed before the group drops the devices.
+                # In its own function, since all its objects must be freed before the group drops the devices.
                 self._compile(group, configuration, spec, job)
             _return_memory()
             if any(key not in self._executables for key in missing):
@@ -143,7 +143,7 @@ class CompileService:
         return len(missing)
 
     def better(self, failed: frozenset[Worker]) -> PreparedRecut | None:
-        """Plans the best cut for the survivors; returns None if no cut is faster than re-routing.
+        """Plans the best cut for the survivors of these failures; returns None if no cut is faster than re-routing.
 
         Raises:
             SettingError: no plan fits into the memory of the devices.
@@ -160,7 +160,7 @@ class CompileService:
         return Steps(live_spec, configuration, self._experiment.sequences_per_microbatch).plan
 
     def _before(self, job: CompileJob, spec: StepSpec) -> StepSpec:
-        """Returns the step spec of the state before the change, on the mesh after it."""
+        """Returns the step spec of the state before the change, on the mesh after the change."""
         return (
             spec if job.num_ranks is not None else spec_with_assignment(self._cuts.spec(None).at(spec.live), job.before)
         )
@@ -189,7 +189,7 @@ class CompileService:
         spec: StepSpec,
         job: CompileJob,
     ) -> None:
-        """Compiles exactly as a worker does when it forms a generation, or the keys would not match."""
+        """Compiles exactly as a worker does when it forms a generation; otherwise, the keys would not match."""
         topology, num_sequences = spec.live.topology, self._experiment.sequences_per_microbatch
         devices_RN = group.grid(topology.num_expert_ranks)
         steps = Steps.of_processes(spec, configuration, devices_RN, num_sequences, self._executables)
@@ -207,7 +207,7 @@ class CompileService:
 
 
 def run_compile_service(experiment: Experiment, programs: Path, sockets: Path, num_local_devices: int) -> NoReturn:
-    """Runs the compile service: takes requests from standard input until it ends, then ends the process.
+    """Runs the compile service: takes requests from standard input until that is closed, then ends the process.
 
     Args:
         experiment: settings of the run.
@@ -242,14 +242,14 @@ def _has_state(job: CompileJob, configuration: Configuration) -> list[bool]:
 def _is_shared(before: StepSpec, spec: StepSpec, has_R: list[bool]) -> bool:
     """Returns whether the change needs a program that copies blocks between workers.
 
-    It does not if a block is lost with the failed workers, since all then resume from an older state.
+    It needs none if a block is lost with the failed workers, since all workers then resume from an older state.
     """
     had_RC = before.chunks.holds_HC[before.holding_R][np.array(has_R)]
     return bool(had_RC.any(axis=0).all()) and not (all(has_R) and before.has_same_chunks(spec))
 
 
 def _return_memory() -> None:
-    """Returns memory that the compiler has freed to the system; glibc keeps about 100 MB more per large program."""
+    """Makes glibc release the memory that the compiler has freed; it would keep about 100 MB per large program."""
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -263,7 +263,7 @@ def _listen(source: TextIO, requests: SimpleQueue[CompileRequest]) -> None:
 
 
 def _outcome(service: CompileService, job: CompileJob) -> Prepared | CutPrepared | CompileFailed | None:
-    """Prepares the programs of a job; returns the message to the supervisor, None if there is no better cut."""
+    """Prepares the programs of a job; returns the message to the supervisor, or None if there is no better cut."""
     start_time = time.perf_counter()
     try:
         better = service.better(job.failed) if job.is_better else None
@@ -272,7 +272,7 @@ def _outcome(service: CompileService, job: CompileJob) -> Prepared | CutPrepared
         compiled = service.prepare(job)
     except RunError:
         raise
-    except Exception as error:  # whatever the error is, the run continues, and its workers compile for themselves
+    except Exception as error:  # whatever the error is, the run continues, and workers compile their own programs
         down = ", ".join(worker_names(job.failed)) or "none"
         where = f"with {down} down" if job.num_ranks is None else f"on {job.num_ranks} ranks"
         return CompileFailed(f"{where}{' and other cuts' if job.is_better else ''}: {error}")

@@ -1,7 +1,7 @@
 """Counts token updates per expert for the ledgers of checkpoints, from the metrics that the run has recorded.
 
 The checkpoint service reads these metrics while the supervisor writes them. An iteration without a record must not
-prevent a checkpoint: its token updates count as unknown, see ``TokenUpdateCounter``.
+prevent a checkpoint, so its token updates count as unknown, see ``TokenUpdateCounter``.
 """
 
 import json
@@ -27,13 +27,13 @@ _PAUSE_S = 0.05
 
 @dataclass(frozen=True)
 class LedgerCounts:
-    """Computes the ledger of a run at any iteration: from the newest checkpoint or loss, plus the iterations since.
+    """Computes the ledger of a run at any iteration, from the newest checkpoint or loss and the iterations since then.
 
     Attributes:
         experiment: settings of the run.
         checkpoints: directory of the run's checkpoints, in the run directory.
-        losses: file for token updates that were lost because slices came from older copies. It is needed until a
-            checkpoint has the same information.
+        losses: file for token updates that were lost because slices were recovered from older copies. It is needed
+            until a checkpoint has the same information.
     """
 
     experiment: Experiment
@@ -46,16 +46,16 @@ class LedgerCounts:
 
     @property
     def _max_updates(self) -> int:
-        """Upper bound on an expert's token updates in an iteration: a token goes to an expert at most once."""
+        """Upper bound on an expert's token updates in an iteration: a token is routed to an expert at most once."""
         return self.experiment.tokens_per_step
 
     def at(self, spec: StepSpec, step: int, timeout_s: float) -> Ledger:
-        """Returns the ledger after an iteration, waiting for missing records up to ``timeout_s``; see ``counted``."""
+        """Returns the ledger after an iteration; waits up to ``timeout_s`` for missing records, see ``counted``."""
         base, ledger = self._base(spec, step)
         return counted(ledger, self._run_dir, base, step, self._max_updates, timeout_s)
 
     def so_far(self, spec: StepSpec, step: int) -> tuple[Ledger, int]:
-        """Returns the ledger as far as iterations are recorded now, and the last iteration that it counts."""
+        """Returns the ledger up to ``step`` as far as records exist now, and the last iteration that it counts."""
         base, ledger = self._base(spec, step)
         return counted_so_far(ledger, self._run_dir, base, step, self._max_updates)
 
@@ -64,11 +64,11 @@ class LedgerCounts:
         return self.so_far(spec, step)[0].tally.contained_LE
 
     def note_loss(self, ledger: Ledger, step: int) -> None:
-        """Writes the ledger after a recovery, with the token updates that were lost, to the file of losses.
+        """Writes the ledger after a recovery, including the token updates that were lost, to the file of losses.
 
         Args:
             ledger: ledger that counts the iterations up to ``step``.
-            step: the iteration.
+            step: last iteration that the ledger counts.
         """
         fields = {"step": step, "k": ledger.k, "classes": ledger.num_classes, "tally": ledger.tally.to_json()}
         content, temporary = json.dumps(fields).encode(), self.losses.with_name(f".{self.losses.name}.tmp")
@@ -84,9 +84,9 @@ class LedgerCounts:
             remove_with_spill(self.losses)
 
     def _base(self, spec: StepSpec, step: int) -> tuple[int, Ledger]:
-        """Returns the iteration and ledger that counting begins with, from the last loss or else a checkpoint.
+        """Returns the iteration and the ledger from which to count: of the last loss, or else of a checkpoint.
 
-        A checkpoint of the same iteration does not count, since it is about to be replaced.
+        A checkpoint of the same iteration is not used, since it is about to be replaced.
         """
         noted = self._noted()
         first = first_ledger(self.experiment, split_of(spec))
@@ -100,7 +100,7 @@ class LedgerCounts:
         return 0, first
 
     def _noted(self) -> tuple[int, TokenUpdateCounter, int] | None:
-        """Reads the file of losses: (iteration, tally, K); None if there is none."""
+        """Reads (iteration, tally, K) from the file of losses; returns None if there is no file."""
         if not self.losses.exists():
             return None
         fields = json.loads(self.losses.read_text())
@@ -110,7 +110,7 @@ class LedgerCounts:
 def counted_so_far(ledger: Ledger, run_dir: Path, after: int, step: int, max_updates: int) -> tuple[Ledger, int]:
     """Returns a ledger with the recorded iterations from ``after`` to ``step`` added.
 
-    Records are written in order: if a later iteration has a record, a missing one will never come.
+    Records are written in order: if a later iteration has a record, a missing one will never be written.
 
     Args:
         ledger: ledger after iteration ``after``.
@@ -136,10 +136,11 @@ def counted_so_far(ledger: Ledger, run_dir: Path, after: int, step: int, max_upd
 def counted(ledger: Ledger, run_dir: Path, after: int, step: int, max_updates: int, timeout_s: float) -> Ledger:
     """Returns a ledger with all iterations up to ``step`` added, waiting for records that are not written yet.
 
-    The other arguments are as for ``counted_so_far``.
+    The other arguments are those of ``counted_so_far``.
 
     Args:
-        timeout_s: time limit for the records, in seconds; token updates of iterations still missing count as unknown.
+        timeout_s: time limit for the records, in seconds; after that, token updates of iterations without a record
+            count as unknown.
     """
     deadline, last = time.monotonic() + timeout_s, after
     while True:
@@ -152,7 +153,7 @@ def counted(ledger: Ledger, run_dir: Path, after: int, step: int, max_updates: i
 
 
 def _recorded(metrics: Path, after: int) -> set[int]:
-    """Returns the iterations after ``after`` that have a record; reads the file from its end, and only that far."""
+    """Returns the iterations after ``after`` that have a record; reads the file backwards, only as far as necessary."""
     steps: set[int] = set()
     for _, line in lines_from_end(metrics) if metrics.exists() else ():
         step = (parse_object(line) or {}).get("step")

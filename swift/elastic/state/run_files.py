@@ -1,7 +1,7 @@
 """Temporary directories that the processes of a run share, removed when the run ends.
 
-``node_memory`` makes the memory directory of a node. ``RunFiles`` has the paths in it, and in the directory that all
-nodes see. ``DirectoryMender`` restores directories that somebody has removed while the run continues.
+``node_memory`` creates the memory directory of a node. ``RunFiles`` has the paths in this directory and in the one that
+all nodes see. ``DirectoryMender`` restores directories that are removed while the run continues.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ class NodeMemory:
     Attributes:
         path: memory directory.
         disk: directory on a disk; ``path`` has a link to it.
-        corpus: index of the corpus, also linked from ``path``; None: there is none.
+        corpus: index of the corpus, to which ``path`` also has a link; None if there is none.
     """
 
     path: Path
@@ -45,10 +45,11 @@ class NodeMemory:
         """Restores directories that were removed, as some systems do at the end of a user's session.
 
         Returns:
-            Whether anything was missing. States that were there are lost; processes store their next ones again.
+            Whether anything was missing. The states in removed directories are lost; processes store their next states
+            as usual.
 
         Raises:
-            OSError: a directory cannot be made.
+            OSError: a directory cannot be created.
         """
         links = {SPILL: self.disk} | ({} if self.corpus is None else {_CORPUS: self.corpus})
         directories = (self.path / _STATES, self.path / _COPIES, self.disk / _SOCKETS)
@@ -71,14 +72,14 @@ class NodeMemory:
 
 @contextmanager
 def node_memory(storage: Path, corpus: Path | None = None) -> Iterator[NodeMemory]:
-    """Makes the memory directory of this node for the duration of the ``with`` block.
+    """Creates the memory directory of this node for the duration of the ``with`` block.
 
     Args:
-        storage: directory in which it is made, preferably in shared memory, see ``choose_storage``.
+        storage: directory in which it is created, preferably in shared memory, see ``choose_storage``.
         corpus: index of the corpus, to which the memory directory gets a link.
     """
     remove_leftovers(storage)
-    # Hidden until the lock is held, or another process would remove it as a leftover.
+    # Hidden until the lock is held; otherwise, another process would remove it as a leftover.
     hidden_path = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=storage))
     disk = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     memory = hidden_path.with_name(hidden_path.name[1:])
@@ -102,7 +103,7 @@ def node_memory(storage: Path, corpus: Path | None = None) -> Iterator[NodeMemor
 def _in_use(directory: Path) -> Iterator[None]:
     """Locks a directory so that systemd does not remove old files from it, see ``man 5 tmpfiles.d``.
 
-    A run of weeks has temporary files that are not accessed for days.
+    A run that takes weeks has temporary files that are not accessed for days.
     """
     descriptor = _locked(directory)
     try:
@@ -126,10 +127,10 @@ def _make_in_use(directory: Path) -> None:
 
 
 def remove_leftovers(storage: Path) -> None:
-    """Removes the memory directories of runs that were killed with all their processes, to free their memory.
+    """Removes the memory directories of runs all of whose processes were killed, to free the memory.
 
     Args:
-        storage: directory in which runs make their memory directories.
+        storage: directory in which runs create their memory directories.
     """
     for other in storage.glob(f"{_PREFIX}*"):
         with suppress(OSError):
@@ -156,8 +157,8 @@ class RunFiles:
     Attributes:
         path: directory for the configuration and programs, visible to all nodes.
         memory: memory directory of this node for states and sockets, see ``node_memory``.
-        mend: restores directories that somebody has removed, and returns whether anything was missing; may raise
-            OSError. Works only in the process that made the directories.
+        mend: restores directories that were removed, and returns whether anything was missing; may raise OSError. Works
+            only in the process that created the directories, and does nothing in others.
     """
 
     path: Path
@@ -169,14 +170,14 @@ class RunFiles:
     def of(
         cls, config: str, data: Mapping[str, Any], storage: Path, corpus: Path | None = None, shared: Path | None = None
     ) -> Iterator[Self]:
-        """Makes the directories of a run for the duration of the ``with`` block.
+        """Creates the directories of a run for the duration of the ``with`` block.
 
         Args:
-            config: operative configuration, gin.
+            config: operative configuration, as gin text.
             data: state of a data loader when the run begins.
-            storage: directory in which the memory directory of this node is made.
+            storage: directory in which the memory directory of this node is created.
             corpus: index of the corpus on this node, see ``find_index``.
-            shared: directory that all nodes see; None: there is only one node.
+            shared: directory that all nodes see; None if there is only one node.
         """
         prefix = f"{_PREFIX}{os.getpid()}-"  # tells which process left a directory behind
         if shared is not None:
@@ -198,7 +199,7 @@ class RunFiles:
             shutil.rmtree(path, ignore_errors=True)
 
     def _fill(self, config: str, data: Mapping[str, Any], *, is_alone: bool) -> bool:
-        """Makes the missing files and directories; returns whether any were missing."""
+        """Creates missing files and directories; returns whether any were missing."""
         inner = (self.snapshots, self.handed_over)
         if self.config.is_file() and self.programs.is_dir() and all(directory.is_dir() for directory in inner):
             return False
@@ -213,17 +214,17 @@ class RunFiles:
                 (self.memory / directory.name).mkdir(exist_ok=True)
                 if not directory.is_symlink():
                     directory.symlink_to(self.memory / directory.name)
-            else:  # on the shared file system: the checkpoint service, on the first node, reads those of all nodes
+            else:  # on the shared file system, since the checkpoint service on the first node reads those of all nodes
                 directory.mkdir(exist_ok=True)
         return True
 
     @property
     def config(self) -> Path:
-        """File with the operative configuration, gin."""
+        """File with the operative configuration, as gin text."""
         return self.path / "config.gin"
 
     def data(self) -> dict[str, Any]:
-        """Reads the state of a loader when the run began, to check that every process reads the same data."""
+        """Reads the state of a data loader at the start of the run, to check that all processes read the same data."""
         return json.loads((self.path / _DATA).read_text())
 
     @property
@@ -263,18 +264,18 @@ class RunFiles:
         return self.path / "snapshots"
 
     def remove(self) -> None:
-        """Removes the files of this node; for any process whose supervisor is gone."""
+        """Removes the files of this node; called by any process whose supervisor is gone."""
         _remove_memory(self.memory)
 
 
 class DirectoryMender:
-    """Checks a run's directories once a second and restores them if somebody has removed them; a context manager.
+    """Checks a run's directories once a second and restores them if they were removed; a context manager.
 
-    A thread does so, since the file system may not respond, and the main thread has to send heartbeats. If no thread
-    can be started, nothing is restored.
+    It uses a thread, since the file system may not respond and the main thread has to send heartbeats. If no thread can
+    be started, nothing is restored.
 
     Args:
-        mend: makes missing directories, and returns whether any were missing; may raise OSError.
+        mend: creates missing directories, and returns whether any were missing; may raise OSError.
     """
 
     def __init__(self, mend: Callable[[], bool]):
@@ -288,13 +289,13 @@ class DirectoryMender:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the thread, so that it cannot restore directories that are then removed for good."""
+        """Stops the thread, so that it cannot restore directories that the run removes at its end."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_END_S)
 
     def news(self) -> str | None:
-        """Returns the next line for the user on removed directories; None: there is none."""
+        """Returns the next line that tells the user about removed directories, or None if there is none."""
         with suppress(Empty):
             return self._news.get_nowait()
         return None

@@ -1,6 +1,6 @@
 """State slices of elastic runs: copies in neighbours' memory, and the handover when the ranks change.
 
-``is_elastic`` says which runs are elastic, and ``ElasticSpecs`` has their step specs on any number of expert ranks.
+``is_elastic`` tells which runs are elastic, and ``ElasticSpecs`` has their step specs for any number of expert ranks.
 
 Every rank's slices are copied to the memory of the next rank in the ring. This is the first level of MoC-System's
 checkpoints (arXiv 2408.04307, section 5), except that they are in the neighbour's memory. ``NeighbourCopies`` transfers
@@ -12,7 +12,7 @@ process that leaves a generation hands over its own states and its copies of los
 available if it dies later. The state that a process is to resume from stays among its snapshots until it has resumed.
 
 Legend: P stages, 1 here; L MoE layers; E experts; K experts per layer in a copy; V arrays of the same type in an
-expert's state; w numbers in a rank's slice of such an array.
+expert's state; w elements in a rank's slice of such an array.
 """
 
 import sys
@@ -63,7 +63,7 @@ def is_elastic(experiment: Experiment, *, by_rank: bool) -> bool:
 
 
 class ElasticSpecs:
-    """A run's step specs for any number of expert ranks, each on the storage mesh that checkpoints use; cached.
+    """A cache of a run's step specs for any number of expert ranks, each on the storage mesh that checkpoints use.
 
     Args:
         experiment: settings of the run.
@@ -75,7 +75,7 @@ class ElasticSpecs:
         self._by_ranks: dict[int, StepSpec] = {}
 
     def on(self, num_ranks: int) -> StepSpec:
-        """Returns the step spec on ``num_ranks`` ranks, which the caller puts on a live mesh."""
+        """Returns the step spec for ``num_ranks`` ranks, which the caller puts on a live mesh."""
         if num_ranks not in self._by_ranks:
             fewer = with_num_ranks(self._experiment, num_ranks)
             self._by_ranks[num_ranks] = make_step_spec(fewer, storage_mesh(fewer.topology), self._platform)
@@ -109,10 +109,10 @@ class SliceCopy(NamedTuple):
 
 
 class SliceCopies:
-    """A directory of slice copies, by K, neighbour and owner. Each combination has only one writer.
+    """A directory of slice copies, organized by K, neighbour and owner. Each combination has only one writer.
 
     Args:
-        directory: the directory, which must exist.
+        directory: path of the directory, which must exist.
     """
 
     def __init__(self, directory: Path):
@@ -151,7 +151,7 @@ def needed(chosen_by: Mapping[StateId, np.ndarray], num_classes: int) -> frozens
     """Returns the copies to keep: the newest two, and each that has the newest slices of some expert.
 
     Args:
-        chosen_by: experts ``[L, K]`` in each copy.
+        chosen_by: for the stamp of each copy, the experts ``[L, K]`` in the copy.
         num_classes: number of experts, E.
 
     >>> chosen = {StateId(1, step): np.array([[step % 3]]) for step in range(9)}
@@ -168,7 +168,7 @@ def needed(chosen_by: Mapping[StateId, np.ndarray], num_classes: int) -> frozens
 
 
 def copy_shapes(split: StateSplit, num_experts: int) -> dict[str, Any]:
-    """Returns the shapes and types of a copy: one rank's RANKED arrays, with K experts per layer.
+    """Returns the shapes and dtypes of a copy: one rank's RANKED arrays, with K experts per layer.
 
     Args:
         split: division of the state into a dense part and experts, for all ranks.
@@ -214,7 +214,7 @@ class NeighbourCopies:
         copies: directory of copies in the memory of this node.
         process: this process.
         processes: processes of the generation, in rank order.
-        config: settings of copies: how often, and of how many experts.
+        config: settings of checkpoints: how often to copy, how many experts, and how to select them.
     """
 
     def __init__(
@@ -238,14 +238,14 @@ class NeighbourCopies:
         self._writing: tuple[StateId, Future[None]] | None = None
 
     def count(self, record: Mapping[str, Any]) -> None:
-        """Counts the token updates in a record of ``metrics.jsonl``, on which the choice of experts depends."""
+        """Counts the token updates in a record of ``metrics.jsonl``, which the choice of experts depends on."""
         self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
 
     def is_due(self, done: int) -> bool:
         """Returns whether a copy is due after this iteration; always true after the first one of a generation.
 
-        A copy is a collective: all ranks have to agree on when to copy, and which experts. So neither may depend on
-        whether an earlier copy could be written.
+        A copy is a collective, so all ranks have to agree on when to copy and on which experts. Neither may therefore
+        depend on whether an earlier copy could be written.
         """
         return self._is_first or done % self._config.snapshot_every == 0
 
@@ -254,7 +254,7 @@ class NeighbourCopies:
         self._program(self._choice().shape[-1])
 
     def copy(self, stamp: StateId, state: TrainState) -> None:
-        """Transfers a copy, in a collective of all ranks, and starts to write it in a thread.
+        """Transfers a copy in a collective of all ranks, and starts writing it in a thread.
 
         Args:
             stamp: stamp of the state.
@@ -271,7 +271,7 @@ class NeighbourCopies:
         self._writing = stamp, self._thread.submit(self._write, stamp, received | {"chosen": chosen_LK})
 
     def settle(self) -> None:
-        """Waits until the copy in progress is written. If that fails, the run continues without this copy."""
+        """Waits until the copy in progress is written. If the write fails, the run continues without this copy."""
         if self._writing is None:
             return
         (stamp, writing), self._writing = self._writing, None
@@ -295,7 +295,7 @@ class NeighbourCopies:
         return self._programs[num_experts]
 
     def _copied(self, step: int, chosen_LK: np.ndarray) -> dict[tuple[int, int], Copy]:
-        """Returns the ledger entries for these copies, on which the next choice of experts depends."""
+        """Returns the ledger entries for these copies, which the next choice of experts depends on."""
         contained_LE = self._ledger.tally.contained_LE
         units = [(layer, class_) for layer, classes in enumerate(chosen_LK.tolist()) for class_ in classes]
         return {unit: Copy(step, int(contained_LE[unit]), 0, "", {}) for unit in units}
@@ -317,7 +317,7 @@ class NeighbourCopies:
 def neighbour_slices(spec: StepSpec) -> Wrapped:
     """Returns a jitted function that sends every rank's slices to the next rank in the ring.
 
-    Its arguments are the RANKED arrays ``dense`` and ``experts``, by name, and the chosen experts ``[L, K]``,
+    Its arguments are the RANKED arrays ``dense`` and ``experts``, each by name, and the chosen experts ``[L, K]``,
     REPLICATED. It returns ``dense`` and the chosen ``experts`` of the previous rank, RANKED.
 
     Args:
@@ -335,7 +335,7 @@ def neighbour_slices(spec: StepSpec) -> Wrapped:
 
 
 def compiled_neighbour(spec: StepSpec, executables: ExecutableCache, num_experts: int) -> _NeighbourProgram:
-    """Returns ``neighbour_slices`` compiled for K experts per layer; which experts is an argument of the program.
+    """Returns ``neighbour_slices`` compiled for K experts per layer; the experts are an argument of the program.
 
     Args:
         spec: step spec on a live mesh of one worker.
@@ -399,20 +399,20 @@ class Handover:
     def hand_over(
         self, process: Process, states: SharedMemoryStore, copies: SliceCopies, lost: Collection[Process]
     ) -> None:
-        """Makes the states of a process available, and its copies of these lost ranks' slices."""
+        """Makes the states of a process and its copies of these lost ranks' slices available to all processes."""
         states.hand_over(self.states(process))
         copies.hand_over(self.copies, process, lost)
 
     def withdraw(self, process: Process, stamps: frozenset[StateId]) -> None:
-        """Removes what a process has handed over except these states, once no process can resume from the rest."""
+        """Removes what a process has handed over, except these states, once no process can resume from the rest."""
         self.states(process).retain_only(stamps)
         self.copies.retain_only(process)
 
     def find_slices(self, neighbour: Process, local_stamps: frozenset[StateId], num_experts: int) -> FoundSlices:
-        """Returns all complete slices that this process can find: handed over, among snapshots, or as its copies.
+        """Returns all complete slices that a process can find: handed over, among the snapshots, or in its copies.
 
         Args:
-            neighbour: the process that looks.
+            neighbour: process that searches.
             local_stamps: states that the process has its own slices of; its copies of other states are useless.
             num_experts: number of experts in a complete copy, E.
         """

@@ -1,9 +1,9 @@
 """A store for the states of a process, in files in shared memory that outlive its devices and the process itself.
 
-At the end of a generation the arrays on its devices are lost (see ``swift.elastic.jax_group``). ``SharedMemoryStore``
-has what a process needs for the next one; if the process was killed, its next incarnation finds it there. A file that
-does not fit into the memory is written to a disk, with a link in its place; the directory for that is linked from the
-node's memory directory, see ``node_memory``.
+At the end of a generation, the arrays on its devices are lost (see ``swift.elastic.jax_group``). ``SharedMemoryStore``
+keeps what the process needs for the next generation; if the process was killed, its next incarnation reads it from
+there. A file that does not fit into the memory is written to a disk, with a link in its place; the node's memory
+directory has a link to the directory for such files, see ``node_memory``.
 
 A whole state has a row for every stage or worker. A process has ``Shards`` of every array, see
 ``swift.mesh.state_rows``: for each of its devices, RANKED ``[1, layer, 1, ...]``, or SHARED ``[1, ...]`` and equal on
@@ -46,8 +46,8 @@ class SharedMemoryStore:
     """The stored states of one process, one file per stamp.
 
     Args:
-        directory: directory for all processes of a run on this machine, preferably in shared memory. It must exist: a
-            directory that was removed with its run must not come back.
+        directory: directory for all processes of a run on this machine, preferably in shared memory. It must exist,
+            since a directory that was removed with its run must not be created again.
         process: owner of the states, and the only writer.
     """
 
@@ -69,7 +69,7 @@ class SharedMemoryStore:
             records: records (JSON) of the iterations up to the state that may not be in the log yet.
 
         Raises:
-            OSError: there is no room, neither in this directory nor on the disk that it may be linked to.
+            OSError: there is no space, neither in this directory nor on the disk that it may be linked to.
         """
         self._directory.mkdir(exist_ok=True)  # see ``NodeMemory.mend``
         arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)]
@@ -88,7 +88,7 @@ class SharedMemoryStore:
             print(f"{self._directory} is full: the state after iteration {stamp.step} is on a disk", file=sys.stderr)
 
     def load(self, stamp: StateId, like: Any, *, is_own: bool = False) -> Any:
-        """Loads a state without copying: the arrays are views of the file, and stay valid if the file is removed.
+        """Loads a state without copying it: the arrays are views of the file, and stay valid if the file is removed.
 
         Args:
             stamp: one of ``stamps``.
@@ -134,7 +134,7 @@ class SharedMemoryStore:
         return records
 
     def hand_over(self, other: "SharedMemoryStore") -> None:
-        """Adds all states to another store, by hard links where the file system is the same."""
+        """Adds all states to another store, as hard links if both are on the same file system."""
         for stamp in self.stamps() - other.stamps():
             _link_or_copy(self._path(stamp), other._path(stamp), other._temporary(stamp))
 
@@ -142,7 +142,7 @@ class SharedMemoryStore:
         """Removes all states except these."""
         for stamp in self.stamps() - stamps:
             remove_with_spill(self._path(stamp))
-        for unfinished in self._directory.glob(f".{_PREFIX}*"):  # of an incarnation that died while writing
+        for unfinished in self._directory.glob(f".{_PREFIX}*"):  # left by an incarnation that died while writing
             remove_with_spill(unfinished)
 
     def _path(self, stamp: StateId) -> Path:
@@ -173,7 +173,7 @@ def _shape(leaf: Any) -> list[Any]:
 
 
 def _aligned(offset: int) -> int:
-    """Rounds up to the alignment that lets devices use an array in place, without a copy."""
+    """Rounds an offset up to the alignment that lets devices use an array in place, without a copy."""
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -183,7 +183,7 @@ def process_parts(specs: Any, tree: Any, index: int, ranks: Sequence[int]) -> An
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of these.
         tree: arrays on the host, RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
-        index: row of the process, of the P rows.
+        index: row of the process, from 0 to P - 1.
         ranks: expert ranks of the process's devices.
 
     Returns:
@@ -203,7 +203,7 @@ def join_parts(specs: Any, shapes: Any, parts: Sequence[Any]) -> Any:
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of these.
         shapes: shapes of the result.
-        parts: trees of ``Shards``, one per process: first all ranks of the first stage or worker, then of the next.
+        parts: trees of ``Shards``, one per process: all ranks of the first stage or worker, then those of the next.
 
     Returns:
         Arrays on the host, RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
@@ -221,11 +221,11 @@ def join_parts(specs: Any, shapes: Any, parts: Sequence[Any]) -> Any:
 
 
 def write_or_spill(path: Path, temporary: Path, write: Callable[[BinaryIO], object]) -> bool:
-    """Writes a file atomically, under a temporary name that is then renamed; on a disk if the memory is full.
+    """Writes a file atomically, by renaming a temporary file; writes to a disk instead if the memory is full.
 
     Args:
         path: path of the file; an existing file is replaced.
-        temporary: path in the same directory, without another writer.
+        temporary: path of the temporary file, in the same directory; nobody else may write to it.
         write: writes the content; called again if the content did not fit.
 
     Returns:
@@ -256,12 +256,12 @@ def write_or_spill(path: Path, temporary: Path, write: Callable[[BinaryIO], obje
 
 
 def _link_or_copy(path: Path, other: Path, temporary: Path) -> None:
-    """Makes a file available under a second path: by a hard link, or by a copy on another file system.
+    """Makes a file available under a second path: as a hard link, or as a copy if the file system differs.
 
     Args:
         path: path of the file.
         other: second path.
-        temporary: path in the directory of ``other``, without another writer.
+        temporary: path of a temporary file in the directory of ``other``; nobody else may write to it.
 
     Raises:
         OSError: the file fits nowhere, or cannot be read.
@@ -283,7 +283,7 @@ def _link_or_copy(path: Path, other: Path, temporary: Path) -> None:
 
 
 def remove_with_spill(path: Path) -> None:
-    """Removes a file, and its content on the disk if it was spilled."""
+    """Removes a file, and its content on the disk if it was written there."""
     target = path.resolve() if path.is_symlink() else None
     path.unlink(missing_ok=True)
     if target is not None:
@@ -291,7 +291,7 @@ def remove_with_spill(path: Path) -> None:
 
 
 def _rename(temporary: Path, path: Path) -> None:
-    """Renames a file, and removes the spilled content of the file that it replaces."""
+    """Renames a file, and removes the content of the replaced file from the disk if it was written there."""
     before = path.resolve() if path.is_symlink() else None
     temporary.replace(path)
     if before is not None:
@@ -304,11 +304,11 @@ def _copy(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def _spill_of(path: Path) -> Path | None:
-    """Returns the directory on a disk for files that do not fit into the memory of ``path``; None if there is none."""
+    """Returns the directory on a disk for files that do not fit into the memory of ``path``, or None if none exists."""
     with suppress(OSError):
         for parent in path.parent.resolve().parents:
             link = parent / SPILL
-            # Check the owner: in a directory that all users may write, such as /tmp, others could have made the link.
+            # Check the owner: in a directory that all users may write to, such as /tmp, others could create the link.
             if link.is_symlink() and link.lstat().st_uid == os.getuid() and link.is_dir():
                 return link.resolve()
     return None

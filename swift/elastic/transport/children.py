@@ -1,7 +1,7 @@
 """Child processes of the supervisor: the interface ``Children``, and the implementation for one node.
 
-The exit of a child is detected here, which is how most failures are found. ``swift.elastic.transport.nodes`` implements
-the interface for several nodes.
+The exit of a child is detected here, which is how most failures are detected. ``swift.elastic.transport.nodes``
+implements the interface for several nodes.
 """
 
 import signal
@@ -22,7 +22,7 @@ MEMORY = "{memory}"
 """Placeholder in a command for the memory directory of the node on which it is started."""
 _STOP_S, _KILL_S = 10.0, 2.0
 _THREAD_S, _PROCESS_S = 4.0, 20.0
-"""Seconds for which starting a thread or a process is retried; the supervisor waits only for the thread."""
+"""Seconds for which starting a thread or a process is retried; the supervisor only waits for the thread."""
 
 
 class ReceivedLine(NamedTuple):
@@ -39,7 +39,7 @@ class Death(NamedTuple):
     Attributes:
         child: name of the child.
         reason: cause, in a few words.
-        time: when it was detected, in seconds.
+        time: when the death was detected, in seconds.
         is_own: whether the child itself failed, rather than its node.
     """
 
@@ -58,8 +58,8 @@ class Children(Protocol):
     def start(self, child: Hashable, command: Sequence[str], log: Path) -> None:
         """Starts a child without waiting until it runs.
 
-        Lines and signals that are sent meanwhile are delivered later. A child that cannot be started is reported as
-        dead.
+        Lines and signals that are sent meanwhile are delivered once it runs. A child that cannot be started is reported
+        as dead.
 
         Args:
             child: name of the child.
@@ -70,8 +70,8 @@ class Children(Protocol):
     def hold(self, child: Hashable, command: Sequence[str], log: Path) -> None:
         """Prespawns a process for a child, which ``start`` then uses; does nothing if there already is one.
 
-        Until then the process is not a child: nothing is sent to it, and its death is not reported. If it has died,
-        ``start`` starts another one. It must not send anything before it has received its first line.
+        Until then the process is not a child: nothing is sent to it, and its death is not reported. If it has died by
+        then, ``start`` starts another one. It must not send anything before it has received its first line.
         """
 
     def send(self, child: Hashable, line: str) -> None:
@@ -87,7 +87,7 @@ class Children(Protocol):
         """Returns the deaths since the last call; all lines of these children are then ready for ``received``."""
 
     def wait_for(self, children: Collection[Hashable]) -> None:
-        """Waits for children that were asked to end, and kills those that do not end in time."""
+        """Waits for children that were asked to exit, and kills those that do not exit in time."""
 
     def abandon(self, child: Hashable) -> None:
         """Gives up on a killed child that does not die. Its node gets no more children, unless it is the first node."""
@@ -99,13 +99,13 @@ class Children(Protocol):
 class _Child:
     """A child process with a thread that starts it and then reads its output.
 
-    Starting a process reads and writes files (its program, its log). The calling thread sends heartbeats, so it must
-    not wait for a file system that does not respond.
+    Starting a process accesses files (its program and its log). The calling thread sends heartbeats, so it must not
+    wait for a file system that does not respond.
 
     Args:
         name: name of the child.
-        popen: starts the process.
-        lines: queue for the lines that the child sends.
+        popen: function that starts the process.
+        lines: queue to which the lines from the child are added.
         limit_s: seconds for which starting the thread is retried.
 
     Attributes:
@@ -134,7 +134,7 @@ class _Child:
             self._is_started.set()
 
     def send(self, line: str) -> None:
-        """Sends a line; if the child is still being started, once it runs."""
+        """Sends a line, as soon as the child runs if it is still being started."""
         with self._lock:
             if self._popen is None:
                 self._pending_lines.append(line)
@@ -142,7 +142,7 @@ class _Child:
                 self._write(self._popen, line)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal; if the child is still being started, once it runs."""
+        """Sends a signal, as soon as the child runs if it is still being started."""
         with self._lock:
             if self._popen is None:
                 self._pending_signals.append(number)
@@ -150,7 +150,7 @@ class _Child:
                 self._popen.send_signal(number)
 
     def is_dead(self, timeout_s: float = 0.0) -> bool:
-        """Returns whether the child has ended or could not be started, waiting up to ``timeout_s`` seconds for that."""
+        """Returns whether the child has exited or could not be started; waits up to ``timeout_s`` seconds for this."""
         deadline = time.monotonic() + timeout_s
         if not self._is_started.wait(timeout_s):
             return False
@@ -166,7 +166,7 @@ class _Child:
         return True
 
     def reap(self) -> str:
-        """Reads a dead child's last lines, and returns the cause of its death."""
+        """Waits for a dead child's last lines to be read, and returns the cause of its death."""
         if self._popen is None:
             return self._start_error
         assert self._popen.stdin is not None
@@ -199,7 +199,7 @@ class _Child:
                     self._lines.put(ReceivedLine(self._name, line, time.monotonic()))
 
     def _try(self, popen: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
-        """Tries to start the child once; stops the retries if the child has meanwhile been sent SIGKILL."""
+        """Tries once to start the child; ends the retries if the child was sent SIGKILL in the meantime."""
         try:
             return popen()
         except BlockingIOError as error:
@@ -223,7 +223,7 @@ class LocalChildren:
         memory: memory directory of this node; replaces ``MEMORY`` in commands.
 
     Attributes:
-        lines: queue of the lines that children have sent, to which other sources may add.
+        lines: queue of the lines that children have sent; other sources may add lines.
     """
 
     def __init__(self, environment: Mapping[str, str], memory: Path):
@@ -267,7 +267,7 @@ class LocalChildren:
 
     def _process(self, child: Hashable, command: Sequence[str], log: Path) -> _Child:
         words = [self._memory if word == MEMORY else word for word in command]
-        # If no thread can be started, retry for the first child only: the caller must not wait for every one of them.
+        # If no thread can be started, retry for the first child only: the caller must not wait for each of them.
         limit_s = _THREAD_S if time.monotonic() > self._no_wait_before else 0.0
         process = _Child(child, lambda: _popen(words, log, self._environment), self.lines, limit_s)
         if not process.has_thread:
@@ -315,7 +315,7 @@ class LocalChildren:
             self.abandon(child)
 
     def _wait_for(self, children: Collection[Hashable], timeout_s: float) -> list[Hashable]:
-        """Waits for children to end, and returns those that are still alive after ``timeout_s``."""
+        """Waits for children to exit, and returns those that are still alive after ``timeout_s`` seconds."""
         deadline, left = time.monotonic() + timeout_s, []
         for child in children:
             if self._children[child].is_dead(max(0.0, deadline - time.monotonic())):
@@ -334,5 +334,5 @@ def _popen(command: Sequence[str], log: Path, environment: Mapping[str, str]) ->
             stderr=errors,
             text=True,
             env=environment,
-            start_new_session=True,  # Ctrl-C must reach only the supervisor, which then ends the children in order
+            start_new_session=True,  # Ctrl-C must reach only the supervisor, which then stops the children cleanly
         )

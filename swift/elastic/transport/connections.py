@@ -1,20 +1,20 @@
-"""Connections between the nodes of a run: how nodes find each other, authenticate, and send lines.
+"""Connections between the nodes of a run: how nodes find each other, authenticate, and exchange lines.
 
 ``Rendezvous`` is a file in the run directory, which all nodes see, with the address of the first node and the key of
 the run. In the handshake both sides prove that they have the key, without sending it:
 
 1. The first node sends a challenge.
 2. The other node answers with its number, a challenge of its own, and the proof for the first challenge.
-3. The first node answers with its own proof, and says whether it admits the node. It answers a false proof with a
-   refusal, without a proof of its own.
+3. The first node answers with its own proof, and says whether it admits the node. If the other node's proof is false,
+   the first node answers with a refusal, without a proof of its own.
 
-Later messages are neither signed nor encrypted. Nor is the traffic between the processes of a generation (gloo). So the
-use of a network has to be requested explicitly, see ``check_network``.
+Later messages are neither signed nor encrypted, and neither is the traffic between the processes of a generation
+(gloo). The use of a network therefore has to be requested explicitly, see ``check_network``.
 
-``Admission`` is the first node's side of the handshake. It withstands any number of strangers who connect: the number
-of pending callers, which have not proved yet that they have the key, is limited, and so are the time and the bytes of
-each. At the limit, a new caller replaces the one that has been pending longest, since a node with the key needs only a
-moment. No caller gets a thread or a file object of its own before it is admitted.
+``Admission`` is the first node's side of the handshake. It withstands any number of unauthorized connections: the
+number of pending callers, which have not yet proved that they have the key, is limited, and so are the time and the
+bytes of each. At the limit, a new caller replaces the one that has been pending longest, since a node with the key
+needs only a moment. No caller gets its own thread or file object before it is admitted.
 """
 
 import errno
@@ -38,13 +38,13 @@ from swift.files import replace_file, this_program
 from swift.tasks import retried
 
 MAX_BYTES = 1024
-"""Largest size of a line of the handshake, in bytes."""
+"""Maximum size of a line of the handshake, in bytes."""
 _FILE = ".meeting.json"
 _HANDSHAKE_S, _SEND_S, _MAX_PENDING = 5.0, 2, 128
 _MAX_ACCEPTED = 64
-"""Connections that are accepted before pending callers are read again."""
+"""Maximum number of connections that are accepted before pending callers are read again."""
 _FALSE_PROOF = "the proof is false"
-"""The only answer to a caller without the key, so that a wrong key differs from a lost connection."""
+"""The only answer to a caller without the key; it distinguishes a wrong key from a lost connection."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Rendezvous:
     Attributes:
         host: address at which the first node listens.
         port: port at which the first node listens.
-        key: key of the run, known only to users who can read the run directory.
+        key: key of the run, known only to users who can read this file.
         scratch: directory that the processes share, see ``RunFiles``.
-        silence_s: seconds without a message after which another node counts the first one as lost.
+        silence_s: seconds without a message after which another node considers the first one lost.
         program: digest of the program that the first node runs, see ``this_program``.
     """
 
@@ -80,7 +80,7 @@ class Rendezvous:
         try:
             yield
         finally:
-            with suppress(OSError):  # a disk that fails: a leftover file is harmless, and the next run replaces it
+            with suppress(OSError):  # the disk fails: a leftover file is harmless, and the next run replaces it
                 if Rendezvous.find(run_dir) == self:
                     (run_dir / _FILE).unlink()
 
@@ -125,13 +125,13 @@ class NodeConnection:
 
     def __init__(self, connection: socket.socket):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Limits sends only, not reads: a node that does not take what is sent is as good as lost.
+        # Limits sends only, not reads: a node that does not receive what is sent is as good as lost.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._connection, self._reader = connection, connection.makefile("r", encoding="utf-8")
         self._sending = threading.Lock()
 
     def send(self, line: str) -> None:
-        """Sends a line; any thread may call this. If the connection is broken, it is ended and ``lines`` stops."""
+        """Sends a line; any thread may call this. A broken connection is shut down, so that ``lines`` ends."""
         with self._sending:
             try:
                 self._connection.sendall(line.encode())
@@ -146,23 +146,23 @@ class NodeConnection:
                     yield line
 
     def end(self) -> None:
-        """Ends the connection for both sides; any thread may call this."""
+        """Shuts the connection down for both sides; any thread may call this."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection and releases the socket; only the reading thread may call this."""
+        """Shuts the connection down and releases the socket; only the reading thread may call this."""
         self.end()
         self._reader.close()
         self._connection.close()
 
     def authenticate(self, key: str, node: int, *, is_ready: bool = True) -> str | None:
-        """Does the handshake as node ``node``, in which both sides prove that they have the key.
+        """Performs the handshake as node ``node``: both sides prove that they have the key.
 
-        With ``is_ready=False`` the node only announces that it will join, and is not admitted.
+        With ``is_ready=False``, the node only announces that it will join, and is not admitted.
 
         Returns:
-            None if this node is admitted; otherwise the reason why it is not.
+            None if this node is admitted, otherwise the reason why it is not.
         """
         challenge = secrets.token_hex(16)
         own_proof = proof(key, f"node {node} {self._next().get('challenge')}")
@@ -174,7 +174,7 @@ class NodeConnection:
         return None if refused is None else str(refused)
 
     def _next(self) -> dict[str, object]:
-        """Reads a line of the handshake; returns an empty dict if none comes in time."""
+        """Reads a line of the handshake; returns an empty dict if no valid line arrives in time."""
         timer = self._time_limit()
         try:
             return _parse(self._reader.readline(MAX_BYTES))
@@ -184,7 +184,7 @@ class NodeConnection:
             timer.cancel()
 
     def _time_limit(self) -> threading.Timer:
-        """Starts a timer that ends the connection unless cancelled; raises OSError if no thread can be started."""
+        """Starts a timer that shuts the connection down unless canceled; raises OSError if no thread can be started."""
 
         def start() -> threading.Timer:
             timer = threading.Timer(_HANDSHAKE_S, self.end)
@@ -205,16 +205,16 @@ class _Caller(NamedTuple):
 
 
 class Admission:
-    """The first node's side of the handshake, with all callers that have not proved yet that they have the key.
+    """The first node's side of the handshake, with all callers that have not yet proved that they have the key.
 
     Args:
         listener: socket on which nodes connect.
         key: key of the run, see ``Rendezvous``.
-        refusal: maps (node, whether it is ready to join) to the reason why a node with the key is refused; None: it is
-            admitted.
-        admit: takes the number of an admitted node and its connection.
+        refusal: maps (node, whether it is ready to join) to the reason why a node with the key is refused, or to None
+            if it is admitted.
+        admit: called with the number of an admitted node and its connection.
         timeout_s: time limit for a caller to prove that it has the key, in seconds.
-        max_pending: largest number of pending callers.
+        max_pending: maximum number of pending callers.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Admission:
         return len(self._callers)
 
     def turn(self, timeout_s: float) -> None:
-        """Accepts new callers and reads from pending ones; waits at most ``timeout_s`` seconds for something to do.
+        """Accepts new callers and reads from pending ones; waits at most ``timeout_s`` seconds for either.
 
         Raises:
             OSError: no connection can be accepted at present.
@@ -284,7 +284,7 @@ class Admission:
             self._drop(caller)
 
     def _decide(self, caller: _Caller) -> None:
-        """Admits or drops a caller that has sent its whole line."""
+        """Admits or drops a caller that has sent a complete line."""
         call = _parse(bytes(caller.received))
         node = call.get("node")
         if not isinstance(node, int):
@@ -328,7 +328,7 @@ def has_proof(fields: Mapping[str, object], key: str, text: str) -> bool:
 
 
 def _send(connection: socket.socket, **fields: object) -> bool:
-    """Sends a line without waiting, since a new connection has room for it; returns whether it was sent."""
+    """Sends a line without waiting, as it fits into the buffer of a new connection; returns whether it was sent."""
     line = line_of(**fields).encode()
     try:
         return connection.send(line) == len(line)
@@ -337,7 +337,7 @@ def _send(connection: socket.socket, **fields: object) -> bool:
 
 
 def _parse(line: str | bytes) -> dict[str, object]:
-    """Parses a line of the handshake; returns an empty dict for anything else."""
+    """Parses a line of the handshake; returns an empty dict if it is not a JSON object."""
     with suppress(ValueError, RecursionError):
         fields = json.loads(line)
         return fields if isinstance(fields, dict) else {}

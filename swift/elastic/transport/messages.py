@@ -1,8 +1,8 @@
-"""The messages between a run's processes and nodes, with a codec for each kind of connection.
+"""The messages between a run's processes and nodes, with a codec for each direction of a connection.
 
-There are four: supervisor and worker, supervisor and checkpoint service, and supervisor and compile service, through
-the pipes of the child process; and first node and another node, over TCP. On the last, children are named by strings
-that only the first node interprets.
+There are four kinds of connections. The supervisor talks to workers, to the checkpoint service and to the compile
+service through the pipes of the child process. The first node talks to each other node over TCP; in these messages,
+children are named by strings that only the first node interprets.
 
 Fields that many messages share: ``member`` is the sender of a message, and ``number`` the number of a generation.
 """
@@ -34,10 +34,10 @@ from swift.typed import Codec
 
 
 class Begin(NamedTuple):
-    """First command to every process. Before it comes, a prespawned process has its imports done but no devices.
+    """First command to every worker. Until it arrives, a prespawned worker has done its imports but has no devices.
 
     Attributes:
-        done: number of iterations that the run has done.
+        done: number of iterations that the run has completed.
     """
 
     done: int
@@ -56,7 +56,7 @@ class FormGroup(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Command to all members of a generation: stop after iteration ``after``, and store a snapshot then."""
+    """Command to all members of a generation: stop after iteration ``after`` and store a snapshot."""
 
     number: int
     after: int
@@ -67,7 +67,7 @@ class Hang(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Command to a member: end the process."""
+    """Command to a member: exit."""
 
 
 class Record(NamedTuple):
@@ -77,7 +77,7 @@ class Record(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The plan of a generation, see ``plan_facts``."""
+    """The plan of generation ``number``, as returned by ``plan_facts``."""
 
     number: int
     facts: dict[str, Any]
@@ -88,7 +88,8 @@ class SnapshotKept(NamedTuple):
 
     Attributes:
         stamp: stamp of the state.
-        loss: loss of this state on a batch that is not trained on, in nats per token; None: there was no time for it.
+        loss: loss of this state on a batch that is not trained on, in nats per token; None if there was no time to
+            compute it.
     """
 
     member: Member
@@ -127,7 +128,7 @@ WORKER_COMMANDS = Codec[WorkerCommand](Begin, FormGroup, PreloadPrograms, Connec
 WORKER_MESSAGES = Codec[WorkerMessage](
     *(Ready, Departed, Formed, Heartbeat, PhaseTimed, RecutFailed, Loaded, Done),
     *(Record, Planned, SnapshotKept, SnapshotMissed, DataUnreadable),
-    implied=("member", "time"),  # the supervisor knows the sender of a line, and when it came
+    implied=("member", "time"),  # the supervisor knows the sender of a line, and when it arrived
 )
 
 
@@ -138,8 +139,8 @@ class SaveCheckpoint(NamedTuple):
         stamp: stamp of the state.
         holders: processes whose parts to use: all ranks of a set of workers that together have every block.
         is_full: whether to save all experts, whatever K is.
-        is_elsewhere: whether to save it outside the run directory, because that cannot be written.
-        cut: workers that hold each block of the parts; falsy: the run's own cut.
+        is_elsewhere: whether to save it outside the run directory, because the run directory cannot be written.
+        cut: workers that hold each block of the parts; falsy for the run's own cut.
     """
 
     stamp: StateId
@@ -150,10 +151,10 @@ class SaveCheckpoint(NamedTuple):
 
 
 class LoadCheckpoint(NamedTuple):
-    """Request to read a checkpoint, and to store the part of each process.
+    """Request to read a checkpoint and to store the part of each process.
 
     Attributes:
-        step: iteration of the checkpoint; None: the newest.
+        step: iteration of the checkpoint; None for the newest intact one.
         generation: generation of the stamp under which the parts are stored.
         processes: processes of that generation.
     """
@@ -164,7 +165,7 @@ class LoadCheckpoint(NamedTuple):
 
 
 class Reshard(NamedTuple):
-    """Request to reshard a state for the ranks of a generation, and to store each process's part.
+    """Request to reshard a state for the ranks of a generation and to store each process's part.
 
     Attributes:
         stamp: stamp of the state, whose slices processes have handed over.
@@ -186,7 +187,7 @@ class Saved(NamedTuple):
         step: last iteration that the checkpoint contains.
         seconds: duration of the save, in seconds.
         path: name of the checkpoint's directory.
-        facts: further fields for the event.
+        facts: further fields for the event in ``events.jsonl``, see ``save_facts``.
     """
 
     step: int
@@ -200,7 +201,7 @@ class KeptElsewhere(NamedTuple):
 
     Attributes:
         step: last iteration that the checkpoint contains.
-        text: line for the user on its location, and on how to resume from it.
+        text: line that tells the user its location and how to resume from it.
     """
 
     step: int
@@ -213,9 +214,9 @@ class StateRestored(NamedTuple):
     Attributes:
         stamp: stamp under which the parts are stored.
         lines: lines for the terminal on where the state, or the slices of lost ranks, came from.
-        facts: the same, as fields for the event.
+        facts: the same information, as fields for the event in ``events.jsonl``.
         is_resharded: whether the state was resharded rather than loaded from a checkpoint.
-        is_origin: whether the state is a first one, with the weights of another run.
+        is_origin: whether the state is the initial one, with the weights of another run.
     """
 
     stamp: StateId
@@ -232,7 +233,7 @@ class CommandFailed(NamedTuple):
         what: kind of request.
         step: iteration of the request; None if the newest checkpoint was requested and there is none.
         reason: cause, in one line.
-        generation: generation that waits for a state; 0: none.
+        generation: generation that waits for a state; 0 if none.
     """
 
     what: Literal["save", "load", "reshard"]
@@ -253,9 +254,9 @@ class CompileRequest(NamedTuple):
 
     Attributes:
         failed: workers that are down.
-        num_ranks: number of live expert ranks of an elastic run; None: the run is not elastic.
-        cut: workers that hold each block at present; falsy: the run's own cut.
-        seeks_cut: whether to look for a better cut, too, if the run moves blocks.
+        num_ranks: number of live expert ranks of an elastic run; None if the run is not elastic.
+        cut: workers that hold each block at present; falsy for the run's own cut.
+        seeks_cut: whether to search for a better cut as well, if the run moves blocks.
     """
 
     failed: frozenset[Worker]
@@ -269,11 +270,11 @@ class Prepared(NamedTuple):
 
     Attributes:
         failed: workers that are down in the configuration.
-        num_ranks: number of expert ranks; None: the run is not elastic.
+        num_ranks: number of expert ranks; None if the run is not elastic.
         kinds: kinds of programs, see ``Steps``.
         compiled: number of programs that had to be compiled.
-        seconds: duration, in seconds.
-        before: workers that hold each block before the change to the configuration; falsy: the run's own cut.
+        seconds: time that this took, in seconds.
+        before: workers that hold each block before the change to the configuration; falsy for the run's own cut.
     """
 
     failed: frozenset[Worker]
@@ -293,7 +294,7 @@ class CutPrepared(NamedTuple):
         microbatches: number of micro-batches of each pipeline.
         gain: planned saving, as a share of the time of a re-routed iteration.
         most_bytes: bytes of state to copy, for the worker that has to copy the most.
-        seconds: duration, in seconds.
+        seconds: time that planning and compiling took, in seconds.
     """
 
     failed: frozenset[Worker]
@@ -305,11 +306,11 @@ class CutPrepared(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """A heartbeat of the compile service, sent also during a compilation."""
+    """A heartbeat of the compile service, which is also sent during a compilation."""
 
 
 class CompileFailed(NamedTuple):
-    """The programs of a configuration could not be prepared; workers that need them compile, and may fail, too."""
+    """The programs of a configuration could not be prepared; workers that need them try to compile them."""
 
     reason: str
 
@@ -351,10 +352,10 @@ class SignalChild(NamedTuple):
 
 
 class EndNode(NamedTuple):
-    """Command to a node: the run no longer needs it.
+    """Command to a node: stop serving the run.
 
     Attributes:
-        is_finished: whether the run has finished; otherwise it was stopped, and may be resumed.
+        is_finished: whether the run has finished; otherwise it was stopped and may be resumed.
     """
 
     is_finished: bool

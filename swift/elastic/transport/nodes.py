@@ -1,8 +1,8 @@
-"""The first node's child processes in a run on several nodes: its own, and the ones on other nodes.
+"""The first node's child processes in a run on several nodes: its own, and those on other nodes.
 
 A node that is silent for too long counts as lost, and the deaths of all its children are reported. A node that was only
-cut off ends its children itself before it reconnects (``swift.elastic.transport.remote_node``). So two incarnations of
-a child never run at the same time.
+cut off terminates its children before it reconnects (``swift.elastic.transport.remote_node``), so two incarnations of a
+child never run at the same time.
 """
 
 import math
@@ -64,15 +64,15 @@ class _ConnectedNode:
 
 
 class MultiNodeChildren:
-    """Children on the first node and on others; a context manager that ends all of them.
+    """Children on the first node and on others; a context manager that terminates all of them.
 
     Args:
         local_children: children on this node.
         node_of: returns the node of a child; 0 is this node.
         num_nodes: number of nodes of the run, including this one.
         listener: socket on which the other nodes connect.
-        key: key of the run, which other nodes have to prove to have; see ``Rendezvous``.
-        is_first: returns whether this is still the first node, and no other one has taken over the run.
+        key: key of the run, see ``Rendezvous``; other nodes have to prove that they have it.
+        is_first: returns whether this is still the first node, that is, no other node has taken over the run.
         silence_s: seconds without a message after which a node counts as lost.
     """
 
@@ -126,7 +126,7 @@ class MultiNodeChildren:
         return child in self._local or any(child in node.children for node in self._connected())
 
     def node_missing_s(self, child: Hashable) -> float:
-        """See ``Children``; infinite for a node with a child that could not be killed, so nothing starts there."""
+        """See ``Children``; infinite for a node with a child that could not be killed, so that nothing starts there."""
         if self._node_of(child) in self._excluded:
             return math.inf
         since = self._away.get(self._node_of(child))
@@ -149,7 +149,7 @@ class MultiNodeChildren:
                 node.connection.send(NODE_MESSAGES.line(StartChild(name, list(command), str(log.absolute()))))
 
     def hold(self, child: Hashable, command: Sequence[str], log: Path) -> None:
-        """See ``Children``; a node that is lost also ends its prespawned processes."""
+        """See ``Children``; a node that loses this one also terminates its prespawned processes."""
         number = self._node_of(child)
         if number == 0:
             self._local.hold(child, command, log)
@@ -233,8 +233,8 @@ class MultiNodeChildren:
     def _watch(self) -> None:
         """Checks repeatedly whether this is still the first node.
 
-        It reads a file for that, so it runs in a thread of its own: the file system may not respond, and the thread
-        that sends heartbeats must not wait for it.
+        The check reads a file, so it has its own thread: the file system may not respond, and the thread that sends
+        heartbeats must not wait for it.
         """
         while not (self._is_closed or self._is_superseded):
             self._is_superseded = not self._is_first()
@@ -274,16 +274,16 @@ class MultiNodeChildren:
                 for line in connection.lines():
                     node.seen = time.monotonic()
                     self._take(node, NODE_MESSAGES.read(line))
-            except RunError as error:  # unknown messages; the node ends its children once the connection is closed
+            except RunError as error:  # unknown messages; the node terminates its children once disconnected
                 print(f"node {number}: {error}", file=sys.stderr)
             finally:
                 self._lose(node)
 
     def _refusal(self, number: int, is_ready: bool) -> str | None:
-        """Returns why a node is not admitted, for now; None if it is."""
+        """Returns why a node is not admitted at present, or None if it is."""
         with self._lock:
             if not is_ready and number in self._away:
-                self._away[number] = time.monotonic()  # it will join soon: restart the time for which it is missing
+                self._away[number] = time.monotonic()  # it will join soon: restart the time that it has been missing
                 return "it is not ready"
             if self._is_closed:
                 return "the run is over"

@@ -1,7 +1,7 @@
 """A node of a run other than the first one: starts children for the first node, and relays their messages.
 
-It makes no decisions. If it loses the first node, it ends its children, since the run may have continued without them,
-and waits for a first node again.
+It makes no decisions. If it loses the first node, it terminates its children, since the run may have continued without
+them, and waits for a first node again.
 """
 
 import signal
@@ -38,8 +38,8 @@ _FIRST = "first node"
 _HEARTBEAT_S, _PAUSE_S, _RETRY_S, _CONNECT_S = 0.5, 0.02, 0.5, 5.0
 _ASLEEP_S, _ANNOUNCE_S = 1.0, 5.0
 _LINGER_S = 10.0
-"""Additional seconds that a node that was asked to end waits for the first node. The first node may have been asked,
-too, and needs the processes here to stop the run in order."""
+"""Seconds beyond ``Deadlines.stopping`` for which a node that was asked to exit waits for the first node. The first one
+may have been asked as well, and needs the processes on this node to stop the run cleanly."""
 
 
 def serve_node(
@@ -53,22 +53,22 @@ def serve_node(
     is_end_requested: Callable[[], bool],
     is_trusted: bool = False,
 ) -> None:
-    """Serves the first node until the run is over; finds it again whenever the connection is lost.
+    """Serves the first node until the run is over; reconnects whenever the connection is lost.
 
     Args:
         run_dir: run directory.
         number: number of this node, from 1.
-        deadlines: time limits of the run: ``start`` for the search for a first node, ``stopping`` for a stop.
+        deadlines: time limits of the run: ``start`` to find a first node, ``stopping`` to stop the run.
         environment: environment variables of the children.
-        storage: directory in which the memory directory of this node is made, see ``node_memory``.
+        storage: directory in which the memory directory of this node is created, see ``node_memory``.
         corpus: index of the corpus on this node, see ``find_index``.
-        is_end_requested: returns whether this node was asked to end.
+        is_end_requested: returns whether this node was asked to exit.
         is_trusted: whether the user trusts the network, see ``check_network``.
 
     Raises:
         SettingError: the first node is on a network that may not be used, or runs another version of this program.
         RunError: there is no first node, or it has stopped the run.
-        KeyboardInterrupt: this node was asked to end, and has ended its children.
+        KeyboardInterrupt: this node was asked to exit, and has terminated its children.
     """
     _print(f"node {number}: waiting for the first node")
     while True:
@@ -81,7 +81,7 @@ def serve_node(
         with (
             node_memory(storage, corpus) as memory,
             LocalChildren(environment, memory.path) as children,
-            DirectoryMender(memory.mend),  # its news are not shown: workers report the states that they cannot store
+            DirectoryMender(memory.mend),  # its news is not shown: workers report the states that they cannot store
         ):
             linger_s = deadlines.stopping + _LINGER_S
             relay = _Relay(connection, children, rendezvous.silence_s, linger_s)
@@ -99,7 +99,7 @@ def serve_node(
 def _find_first(
     run_dir: Path, number: int, timeout_s: float, is_end_requested: Callable[[], bool], is_trusted: bool
 ) -> tuple[Rendezvous, NodeConnection] | None:
-    """Connects to the first node; returns None if the run has finished without this node."""
+    """Finds and connects to the first node; returns None if the run has finished without this node."""
     deadline, reason, beat = time.monotonic() + timeout_s, "does it have the same --run-dir?", None
     while time.monotonic() < deadline:
         if is_end_requested():
@@ -133,7 +133,7 @@ def _connect(rendezvous: Rendezvous) -> NodeConnection:
 
 
 def _heartbeat(run_dir: Path) -> int | None:
-    """Returns the last heartbeat of a first node in the run directory; None if it cannot be read."""
+    """Returns the last heartbeat of a first node in the run directory, or None if it cannot be read."""
     with suppress(SettingError):
         return last_heartbeat(run_dir)
     return None
@@ -141,7 +141,7 @@ def _heartbeat(run_dir: Path) -> int | None:
 
 @contextmanager
 def announcing_arrival(run_dir: Path, number: int, is_trusted: bool = False) -> Iterator[None]:
-    """Tells the first node during the ``with`` block that this node will join, so that it keeps waiting.
+    """Tells the first node repeatedly during the ``with`` block that this node will join, so that it keeps waiting.
 
     Args:
         run_dir: run directory.
@@ -179,13 +179,13 @@ class _Relay:
         self._silence_s, self._linger_s = silence_s, linger_s
 
     def run(self, is_end_requested: Callable[[], bool]) -> EndNode | None:
-        """Relays until the first node ends this node or is lost, or until this node was asked to end and has waited.
+        """Relays until the first node releases this node or is lost, or until a requested exit has waited long enough.
 
         Args:
-            is_end_requested: returns whether this node was asked to end.
+            is_end_requested: returns whether this node was asked to exit.
 
         Returns:
-            The last message of the first node; None if it is lost, or has not ended the run in time.
+            The last message of the first node, or None if it is lost or has not stopped the run in time.
         """
         try:
             start_thread(self._listen)
@@ -198,7 +198,7 @@ class _Relay:
         while True:
             deaths = self._children.deaths()
             for child, line, received in self._children.received(0.0 if deaths else _PAUSE_S):
-                if child == _FIRST and not line:  # the mark for the end of the connection, see ``_listen``
+                if child == _FIRST and not line:  # marks the end of the connection, see ``_listen``
                     return None
                 if child == _FIRST:
                     seen, message = received, NODE_MESSAGES.read(line)

@@ -1,7 +1,7 @@
 """The pipes between a process and the supervisor: commands on standard input, messages on standard output.
 
 ``CommandListener`` takes a worker's commands as they arrive, and ``ControlChannel`` sends its messages from any thread.
-All processes of a run, also the services, configure JAX by ``configure_jax`` and write through ``LineWriter``.
+All processes of a run, including the services, configure JAX with ``configure_jax`` and write through ``LineWriter``.
 """
 
 import os
@@ -43,17 +43,17 @@ def configure_jax(experiment: Experiment, num_devices: int) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", num_devices)
     jax.config.update("jax_enable_x64", experiment.compute_dtype == "float64")
-    jax.config.update("jax_enable_compilation_cache", False)  # the run has an executable cache of its own
+    jax.config.update("jax_enable_compilation_cache", False)  # the run has its own executable cache
 
 
 class LineWriter:
     """Writes protocol lines to standard output, from any thread.
 
-    Everything else that the process or its libraries print is redirected to standard error, file descriptor included,
-    so that it cannot mix with the protocol.
+    Everything else that the process or its libraries write to standard output is redirected to standard error, at the
+    level of file descriptors, so that it cannot mix with the protocol.
 
     Args:
-        gone: called when the reader is gone; does not return.
+        gone: called when nobody reads the output any more; does not return.
     """
 
     def __init__(self, gone: Callable[[], NoReturn]):
@@ -70,7 +70,7 @@ class LineWriter:
             self._gone()
 
     def repeat(self, line: Callable[[], str]) -> None:
-        """Writes the result of ``line()`` every half second from now on, in a thread: a heartbeat."""
+        """Starts a thread that writes the result of ``line()`` every half second, as a heartbeat."""
 
         def beat() -> None:
             while True:
@@ -81,7 +81,7 @@ class LineWriter:
 
 
 def wait_to_begin(source: TextIO, gone: Callable[[], NoReturn]) -> Begin:
-    """Waits for the first command of the supervisor; ends the process if that is ``Stop``.
+    """Waits for the first command of the supervisor; exits if that is ``Stop``.
 
     Args:
         source: stream of commands, one per line.
@@ -110,7 +110,7 @@ class CommandListener:
     Attributes:
         newest: newest command to form a generation.
         halt: newest command to stop the run after an iteration.
-        hangs: whether a fault is injected that makes the next iteration hang forever.
+        hangs: whether an injected fault makes the next iteration hang forever.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CommandListener:
         start_thread(self._listen, name="commands")
 
     def wait_to_form(self, after: int, timeout_s: float | None = None) -> FormGroup | None:
-        """Waits for the command to form a generation newer than ``after``; returns None if none comes in time."""
+        """Waits for the command to form a generation newer than ``after``; returns None after ``timeout_s`` seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.is_old(after), timeout_s):
                 return None
@@ -176,7 +176,7 @@ class CommandListener:
         if isinstance(command, Stop):
             os._exit(0)
         if isinstance(command, FormGroup) and command.form.after is None:
-            # Before the main thread knows of the command: until then, the group to abort is surely the old one.
+            # Done before the main thread learns of the command: until then, the group to abort is surely the old one.
             abort = self._aborter(command.form.number)
             start_thread(self._abort_until_taken, command.form.number, abort)
         if isinstance(command, PreloadPrograms):
@@ -206,7 +206,7 @@ class ControlChannel:
         gone: called when the supervisor is gone; does not return.
 
     Attributes:
-        generation: generation that the process runs; 0: none. Heartbeats report this and the next two.
+        generation: generation that the process runs; 0 if none. Heartbeats report this and the next two attributes.
         entered: newest iteration that the process has begun.
         finished: newest iteration that the process has finished.
     """

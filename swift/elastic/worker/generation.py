@@ -1,10 +1,10 @@
-"""Training in one generation, from the side of one process, with the programs and states for it.
+"""Training in one generation as one process sees it, with the programs and states for it.
 
 ``run_generation`` runs ``swift.train.loop.TrainLoop``: ``GenerationWorkers`` are the loop's ``LiveWorkers``, and
 ``GenerationStates`` is its ``StateStore``.
 
-``ProgramPreloader`` loads the programs of the next generation in advance, if the members keep their devices. In any
-other transition that is impossible, since XLA binds a loaded program to its devices: training waits until each member
+``ProgramPreloader`` loads the programs of the next generation in advance if the members keep their devices. In any
+other transition this is impossible, since XLA binds a loaded program to its devices: training waits until each member
 has the new devices and has loaded its program. ``RetainedStates`` has the states that outlive a generation: on the
 devices while it runs, and in shared memory for the next one.
 """
@@ -52,19 +52,19 @@ from swift.train.loop import LiveWorkers, StateStore, TrainLoop, is_due, window_
 from swift.train.records import plan_facts
 
 NUM_SNAPSHOTS = 3
-"""Snapshots in shared memory per process: one being made, one being saved, one waiting."""
+"""Number of snapshots in shared memory per process: one being stored, one being saved, one waiting."""
 
 
 @dataclass(kw_only=True)
 class GenerationRun:
-    """One generation of a run, from the side of one process.
+    """One generation of a run, as one process sees it.
 
     Attributes:
         experiment: settings of the run.
         process: this process.
         command: command that formed the generation.
         steps: step functions on the mesh of the generation.
-        fault_free: plan without failures for the same number of iterations, to compare with.
+        fault_free: plan without failures for the same number of iterations, for comparison.
         train: batches of the training split.
         validation: batches of the validation split.
         channel: messages to the supervisor.
@@ -93,12 +93,12 @@ class GenerationRun:
 
     @property
     def halt(self) -> Halt | None:
-        """Command to stop the run after an iteration; None if this generation has not received one."""
+        """Command to stop the run after an iteration, or None if this generation has not received one."""
         halt = self.commands.halt
         return halt if halt is not None and halt.number == self.number else None
 
     def abortable(self) -> AbstractContextManager[None]:
-        """Context for calls that may wait for another process, with a time limit from the windows so far."""
+        """Returns a context for calls that may wait for another process, with a time limit from the windows so far."""
         return self.abortable_for(self.window_s)
 
 
@@ -107,15 +107,15 @@ class GenerationStates(StateStore):
     """The states of a generation, on the devices and in shared memory.
 
     Attributes:
-        generation: the generation.
-        states: the newest two states on the devices, by stamp. Two, since another process may not finish the last
+        generation: generation that the states belong to.
+        states: the newest two states on the devices, by stamp; two, since another process may not finish the last
             iteration.
         records: records by iteration, for iterations that may not be in the log yet.
         snapshots: store of states to be saved, and of restored states.
-        copies: copies of another rank's slices; None if none are needed.
-        copy_if_due: copies the newest state to shared memory when that is due, for the next incarnation.
+        copies: copies of another rank's slices; None if no copies are needed.
+        copy_if_due: copies the newest state to shared memory if a copy is due, for the next incarnation.
         restored: stamp of the state that was loaded or resharded for the generation; None if there is none.
-        saved: iteration of the newest snapshot that was made to be saved; 0 if there is none.
+        saved: iteration of the newest snapshot that was stored in order to be saved; 0 if there is none.
     """
 
     generation: GenerationRun
@@ -128,7 +128,7 @@ class GenerationStates(StateStore):
     saved: int = 0
 
     def record_window(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
-        """Keeps this state and the previous one, and copies another rank's slices when that is due."""
+        """Keeps this state and the previous one, and copies another rank's slices if a copy is due."""
         before = max(self.states)
         for old_step in [step for step in self.records if step < before.step]:
             del self.records[old_step]
@@ -155,10 +155,10 @@ class GenerationStates(StateStore):
         return is_due(done, experiment.checkpoint.every, experiment.num_steps)
 
     def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
-        """Stores a snapshot for the checkpoint service, on a set of workers that has every chunk once."""
+        """Stores a snapshot for the checkpoint service, on a set of workers that has every chunk exactly once."""
         generation = self.generation
-        # The record has the loss before the update; a checkpoint needs the one after it. A run that is about to stop
-        # has no time to compile the program for that.
+        # The record has the loss before the update; a checkpoint needs the loss after it. A run that is about to stop
+        # has no time to compile the program for the latter.
         loss = evaluate() if generation.halt is None else None
         spec, stamp = generation.steps.spec, StateId(generation.number, done)
         if generation.process.worker in [spec.live.workers[row] for row in checkpoint_rows(spec)]:
@@ -172,7 +172,7 @@ class GenerationStates(StateStore):
         self.saved = done
 
     def end_window(self) -> None:
-        """Copies the newest state if that is due, and removes the restored snapshot once two newer states exist."""
+        """Copies the newest state if a copy is due, and removes the restored snapshot once two newer states exist."""
         self.copy_if_due()
         restored = self.restored
         if restored is not None and restored not in self.states and self.saved != restored.step:
@@ -191,8 +191,8 @@ class GenerationWorkers(LiveWorkers):
     """The train loop's view of a generation: when windows begin and end, and when to stop.
 
     Attributes:
-        generation: the generation.
-        states: states of the generation.
+        generation: generation in which the loop runs.
+        states: states of that generation.
     """
 
     generation: GenerationRun
@@ -211,7 +211,7 @@ class GenerationWorkers(LiveWorkers):
         return self.steps.plan.relative_period / self.generation.fault_free.relative_period
 
     def next_window_length(self, done: int) -> int:
-        """Returns how many iterations the next window has, 0 at the end of the run; see ``window_length``."""
+        """Returns the number of iterations in the next window, or 0 at the end of the run; see ``window_length``."""
         experiment = self.generation.experiment
         periods = (experiment.eval_every, experiment.checkpoint.every)
         if done >= experiment.num_steps:
@@ -239,16 +239,16 @@ class GenerationWorkers(LiveWorkers):
 
     @contextmanager
     def window(self, first: int, last: int) -> Iterator[None]:  # noqa: ARG002
-        """Measures the duration of a window, by which later waits are limited."""
+        """Measures the duration of a window, which determines the time limit of later waits."""
         yield
         self.generation.window_s = max(self.generation.window_s, time.perf_counter() - self._begun)
 
     def abortable(self) -> AbstractContextManager[None]:
-        """Context for calls that may wait for another process."""
+        """Returns a context for calls that may wait for another process."""
         return self.generation.abortable()
 
     def end_window(self, state: TrainState, done: int) -> None:  # noqa: ARG002
-        """Tells the supervisor that a window is done, after the first one also how long it took."""
+        """Tells the supervisor that a window is done and, for the first window, how long it took."""
         self.states.end_window()
         channel = self.generation.channel
         if self._is_first:
@@ -263,7 +263,7 @@ def run_generation(generation: GenerationRun, start: StartGeneration, states: Ge
     """Trains in a generation until a newer one is to be formed, or until the run ends.
 
     Args:
-        generation: the generation.
+        generation: generation that all members have formed.
         start: command that started the generation.
         states: states of the generation: exactly one, to resume from.
     """
@@ -297,12 +297,12 @@ def run_generation(generation: GenerationRun, start: StartGeneration, states: Ge
 
 @dataclass(frozen=True, eq=False)
 class GenerationPrograms:
-    """The programs of a generation: to train, and to move blocks to its members before.
+    """The programs of a generation: to move blocks to its members, and then to train.
 
     Attributes:
         steps: step functions.
         before: step spec of the state that ``loaded`` converts; every member must have its part of that state.
-        loaded: program that gives every member its blocks; None: it was not preloaded.
+        loaded: program that gives every member its blocks; None if it was not preloaded.
     """
 
     steps: Steps
@@ -310,7 +310,7 @@ class GenerationPrograms:
     loaded: Share | None = None
 
     def share(self, before: StepSpec, has_R: Sequence[bool], executables: ExecutableCache) -> Share:
-        """Returns the program that gives every member its blocks: the preloaded one if it fits, else compiles it."""
+        """Returns the program that gives every member its blocks: the preloaded one if it fits, else a compiled one."""
         is_loaded = self.before is not None and before.has_same_chunks(self.before) and all(has_R)
         if is_loaded and self.loaded is not None:
             return self.loaded
@@ -324,7 +324,7 @@ class ProgramPreloader:
         cuts: step specs and plans of the run.
         executables: cache of the run's programs.
         num_sequences: sequences per micro-batch, over all expert ranks.
-        send: sends a message to the supervisor, see ``ControlChannel.send``.
+        send: function that sends a message to the supervisor, see ``ControlChannel.send``.
     """
 
     def __init__(self, cuts: Cuts, executables: ExecutableCache, num_sequences: int, send: Callable[..., None]):
@@ -336,12 +336,12 @@ class ProgramPreloader:
         self._loading: tuple[ChunkAssignment, Future[GenerationPrograms | None]] | None = None
 
     def begin(self, number: int, steps: Steps, devices_RN: np.ndarray) -> None:
-        """Allows loading from now on, on the devices ``[R, N]`` of a generation that runs these steps."""
+        """Allows loading from now on, for the devices ``[R, N]`` of a generation that runs these steps."""
         with self._lock:
             self._live = number, steps, devices_RN
 
     def load(self, command: PreloadPrograms) -> None:
-        """Starts to load programs, unless their generation has ended. Any thread may call this."""
+        """Starts loading programs, unless their generation has ended. Any thread may call this."""
         with self._lock:
             if self._live is not None and self._live[0] == command.number:
                 self._loading = command.cut, self._thread.submit(self._load, command, *self._live[1:])
@@ -350,7 +350,7 @@ class ProgramPreloader:
         """Ends loading for a generation, and waits for a program that is being loaded, since that uses the devices.
 
         Returns:
-            The programs for the cut of the next generation; None if they were not loaded.
+            The programs for the cut of the next generation, or None if they were not loaded.
         """
         with self._lock:
             self._live, loading, self._loading = None, self._loading, None
@@ -366,13 +366,13 @@ class ProgramPreloader:
         except UnknownAssignment as error:
             self._send(RecutFailed, number=command.number, reason=str(error))
             return None
-        except Exception as error:  # preloading is optional: a lasting error comes again when the generation forms
+        except Exception as error:  # preloading is optional: a lasting error recurs when the generation forms
             print(f"could not load programs ahead: {error}", file=sys.stderr, flush=True)
         self._send(Loaded, number=command.number)
         return loaded
 
     def _loaded(self, cut: ChunkAssignment, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
-        """Loads programs; returns None if they are not in the cache, since nothing could end a compilation early."""
+        """Loads programs; returns None if the cache lacks one, since nothing could end its compilation early."""
         failed, num_sequences = steps.configuration.failed, self._num_sequences
         recut = self._cuts.agreed(failed, cut)
         configuration = self._cuts.configure(recut, failed)
@@ -395,7 +395,7 @@ class RetainedStates:
     Args:
         store: store in shared memory.
         memory_checkpoint_every: iterations between copies that a thread makes while training continues, for the next
-            incarnation of this process; 0: states are stored only at the end of a generation.
+            incarnation of this process; 0 to store states only at the end of a generation.
 
     Attributes:
         store: store in shared memory.
@@ -413,7 +413,7 @@ class RetainedStates:
         self._moved_from: StateId | None = None  # a stored state that others may still need for their blocks
         self._thread = one_thread("copies")
         self._copying: Future[None] | None = None
-        self._copied: tuple[StateId, ...] = ()  # copies that were begun, oldest first, without those nobody can need
+        self._copied: tuple[StateId, ...] = ()  # copies that were begun and may be needed, oldest first
 
     def begin(self, stamp: StateId, state: TrainState, moved: StateId | None) -> None:
         """Sets the state on the devices that a generation begins with, and removes all others from the store.
@@ -421,8 +421,8 @@ class RetainedStates:
         Args:
             stamp: stamp of the state in the store, if it is there.
             state: the state on the devices.
-            moved: new stamp of the state if the generation has another cut; the stored one then stays until all workers
-                have their blocks. None: the cut is the same.
+            moved: new stamp of the state if the generation has a different cut, in which case the stored one stays
+                until all workers have their blocks; None if the cut is the same.
         """
         self._moved_from = None if moved is None else stamp
         self.on_devices.clear()
@@ -452,8 +452,8 @@ class RetainedStates:
     def keep(self) -> None:
         """Stores the states that are on the devices, and removes older ones from the store.
 
-        If there is no room, this process loses its part of these states and still has the ones stored before; the
-        membership takes that into account when it chooses the state to resume from.
+        If there is not enough space, this process loses its part of these states but still has the states that were
+        stored before; the membership takes this into account when it chooses the state to resume from.
         """
         self._settle()
         with self._keeping:
@@ -467,7 +467,7 @@ class RetainedStates:
                 self.store.retain_only(frozenset(filter(None, retained)))
 
     def copy_if_due(self) -> None:
-        """Starts to copy the newest state if that is due, at the end of a window; waits for the previous copy first.
+        """Starts copying the newest state if a copy is due at the end of a window, after waiting for the previous copy.
 
         A copy is due in the first window of a generation, and when a multiple of ``memory_checkpoint_every`` is
         reached. Two copies suffice to resume: a process that has finished a later window than that of its newest copy
@@ -485,16 +485,16 @@ class RetainedStates:
             self._copying = self._thread.submit(self._save, newest, self.on_devices[newest])
 
     def _settle(self) -> None:
-        """Waits for the copy in progress, and removes copies that nobody needs any more."""
+        """Waits for the copy in progress, and removes copies that are no longer needed."""
         if (copying := self._copying) is not None:  # read once: the thread that aborts may settle it at the same time
             copying.result()
             self._copying = None
-            written = self.store.stamps()  # if there was no room for the newest, the two before it stay
+            written = self.store.stamps()  # if there was no space for the newest, the two before it stay
             self._copied = tuple(stamp for stamp in self._copied if stamp in written)[-2:]
             self.store.retain_only(frozenset(self._copied))
 
     def _save(self, stamp: StateId, state: TrainState) -> None:
-        """Stores a state with the records up to it; only prints a line if there is no room."""
+        """Stores a state with the records up to it; if there is no space, only prints a line."""
         records = [record for step, record in list(self.records.items()) if step <= stamp.step]
         try:
             self.store.save(stamp, fetch_shards(state), records)

@@ -1,7 +1,7 @@
 """A worker process: forms the generations that the supervisor requests, and trains in each of them.
 
 Between two generations the process keeps its part of the state in shared memory. It keeps the last two iterations,
-because another process may not have finished the last one. Devices and their contents are dropped with the generation,
+because another process may not have finished the last one. Devices and their contents are released with the generation,
 unless its members stay connected to move blocks. Programs come from the run's executable cache.
 
 ``WorkerSpec`` has the settings of a process and its stores in shared memory. ``AbortableGroup`` ends waits for other
@@ -75,23 +75,23 @@ _CONNECT_FACTOR = 2
 """Time limit for all processes to get their accelerators, as a multiple of ``Deadlines.forming``. It is longer than the
 supervisor's own limit: a process that gave up first would be blamed for another one whose device does not answer."""
 _GRACE_S = 5.0
-"""Seconds that a worker that cannot continue waits before it asks for a new generation. The supervisor usually finds
-the death of a peer within this time, and forms a generation for that reason."""
+"""Seconds for which a worker that cannot continue waits before it asks for a new generation. Within this time, the
+supervisor usually detects the death of a peer and forms a generation because of it."""
 _STUCK_S, _STUCK_FACTOR = 5.0, 3.0
-"""Time limits for an aborted program to end: at least these seconds, and a multiple of its longest duration so far."""
+"""Time limit for an aborted program to end: so many seconds, or so many times the longest window so far if longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """Settings of a worker process, and the stores and caches that follow from them.
+    """Settings of a worker process, and the stores and caches that they determine.
 
     Attributes:
         experiment: settings of the run.
         process: identity of this process in the run.
-        by_rank: whether each expert rank is a process of its own.
+        by_rank: whether each expert rank is a process of its own, rather than each worker.
         scratch: files that are shared with the other processes.
-        memory_checkpoint_every: iterations between copies of the state for the next incarnation; 0: none.
-        devices: accelerators of the process; None: it computes on the CPU.
+        memory_checkpoint_every: iterations between copies of the state for the next incarnation; 0 for no copies.
+        devices: accelerators of the process; None if it computes on the CPU.
         forming_s: the run's ``Deadlines.forming``, in seconds.
     """
 
@@ -122,7 +122,7 @@ class WorkerSpec:
         if self.devices is None:
             return ExecutableCache(self.scratch.programs)
         # XLA divides the autotuning of GPU kernels among the processes of a group, so they have to compile at the same
-        # time: no process may wait for another one's program.
+        # time: no process may wait for another process's program.
         return ExecutableCache(self.scratch.programs, patience_s=0)
 
     def step_specs(self) -> ElasticSpecs:
@@ -147,20 +147,20 @@ class WorkerSpec:
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     def await_deaths(self, error: Exception) -> None:
-        """Waits before an error ends the process, if the cause may be another one's death; see ``accelerators``."""
+        """Waits before an error ends the process, if its cause may be the death of a peer; see ``accelerators``."""
         if self.devices is not None:
             await_deaths(error)
 
 
 class AbortableGroup:
-    """Ends the main thread's waits for other members: by aborting their group, or as a last resort with the process.
+    """Ends the main thread's waits for other members: aborts their group or, as a last resort, ends the process.
 
     Args:
         keep: function that stores the states of this process, called before the process ends.
 
     Attributes:
         number: generation that the main thread forms or runs.
-        group: group of that generation, or the old group until the main thread has left it; None: there is none.
+        group: group of that generation, or the old group until the main thread has left it; None if there is none.
     """
 
     def __init__(self, keep: Callable[[], None]):
@@ -171,9 +171,7 @@ class AbortableGroup:
 
     @contextmanager
     def abortable(self, limit_s: float) -> Iterator[None]:
-        """Context for calls that nothing can interrupt: if one does not end within ``limit_s`` of an abort, the process
-        does.
-        """
+        """Marks calls that nothing can interrupt: the process ends if one lasts ``limit_s`` seconds after an abort."""
         self._limit_s = limit_s
         try:
             yield
@@ -188,8 +186,8 @@ class AbortableGroup:
         start_time = time.monotonic()
 
         def abort() -> None:
-            # Read the group on every call, as the main thread may have connected only now. Read it before the number:
-            # the main thread sets the number before it connects, so the group of the new generation is never aborted.
+            # Read the group on every call, as the main thread may have just connected. Read it before the number: the
+            # main thread sets the number before it connects, so the group of the new generation is never aborted.
             group, limit_s = self.group, self._limit_s
             if self.number >= number:
                 return
@@ -209,7 +207,7 @@ class WorkerProcess:
     """A worker process, which joins one generation after another as the supervisor commands.
 
     Args:
-        worker_spec: settings of the process.
+        worker_spec: settings and stores of the process.
         commands: stream of the supervisor's commands, one per line.
     """
 
@@ -220,8 +218,8 @@ class WorkerProcess:
         check_same_data(scratch.data(), self._data[0].state())
         self._executables = worker_spec.programs()
         self._kept = RetainedStates(worker_spec.states(), worker_spec.memory_checkpoint_every)
-        # Specs are made on a backend of this process alone, which is cleared below, since each generation has its own:
-        # no array of this backend may be kept.
+        # Specs are created on a backend of this process alone, which is cleared below because each generation has its
+        # own: no array of this backend may be kept.
         self._specs = worker_spec.step_specs()
         spec = self._specs.on(self._experiment.topology.num_expert_ranks)
         num_sequences = self._experiment.sequences_per_microbatch
@@ -247,9 +245,9 @@ class WorkerProcess:
         """Forms and runs generations until the supervisor ends the process.
 
         Args:
-            done: iterations that the run had done when this process began.
+            done: number of iterations that the run had completed when this process began.
         """
-        # Skip data before reporting ready, or a whole generation would wait for that. A thread sends heartbeats now.
+        # Skip data before reporting ready, or a whole generation would wait for that. A thread sends heartbeats by now.
         self._data[0].skip_to(done)
         self._channel.send(Ready, number=0)
         number, grace_s, is_broken = 0, None, False
@@ -294,7 +292,7 @@ class WorkerProcess:
             if self._worker_spec.is_elastic:
                 spec = self._specs.on(len(members))
             if self._waits.group is None:
-                clear_backends()  # drops any backend that planning has made: the new group makes its own
+                clear_backends()  # drops any backend that planning has created: the new group creates its own
         self._channel.send(Departed, number=number)
         if not self._commands.wait_to_enter(number):
             return
@@ -340,10 +338,11 @@ class WorkerProcess:
         run_generation(generation, start, states)
 
     def _leave(self, form: FormGeneration) -> GenerationPrograms | None:
-        """Stores the states of the last generation and leaves it, dropping its devices unless they stay connected.
+        """Stores the states of the last generation, and leaves it and its devices unless its members stay connected.
 
         Returns:
-            The preloaded programs of the next generation, if it stays connected and they were loaded in time.
+            The preloaded programs of the next generation if its members stay connected and the programs were loaded in
+            time, otherwise None.
         """
         if self._neighbour_copies is not None:
             self._neighbour_copies.close()
@@ -366,7 +365,7 @@ class WorkerProcess:
             copies = self._worker_spec.copies()
             try:
                 self._handover.hand_over(self._worker_spec.process, self._kept.store, copies, lost)
-            except OSError as error:  # no room left: the others resume from the slices that do exist
+            except OSError as error:  # no space left: the others resume from the slices that do exist
                 print(f"not all states are handed over: {error}", file=sys.stderr, flush=True)
         self._members = members
 
@@ -398,8 +397,8 @@ class WorkerProcess:
     def _restore_state(self, programs: GenerationPrograms, start: StartGeneration, cut: ChunkAssignment) -> None:
         """Puts the state to resume from on the devices, and removes all other states from the store.
 
-        The state is initialized, loaded from the snapshots, or assembled from the members. If the generation has
-        another cut than the state, the stored state stays until all workers have their blocks.
+        The state is initialized, loaded from the snapshots, or assembled from the members. If the generation's cut
+        differs from that of the state, the stored state stays until all workers have their blocks.
         """
         spec, go = programs.steps.spec, start.go
         live, stamp = spec.live, go.stamp or StateId(go.number, 0)
