@@ -1,11 +1,12 @@
 """Pipeline schedules that survive failures, in plain Python and NumPy; usable as a separate library.
 
-- ``problem`` defines what is to be planned; planners, in ``planners`` and ``milp``, turn it into a ``schedule``.
-  ``registry`` finds them by name.
-- In these schedules peers run the micro-batches of failed workers (re-routing, as in ReCycle). ``adapt`` weighs that
-  against re-partitioned pipelines.
-- ``sequences`` times ops in a given order, ``bounds`` says how short a period can be, ``rules`` verifies a schedule.
-- ``plans`` stores schedules for every failure, ``lowering`` turns them into the tick tables of an SPMD program.
+- ``problem`` defines the planning problem. Planners, in ``planners`` and ``milp``, turn it into a ``schedule``.
+  ``registry`` finds planners by name.
+- In these schedules peers run the micro-batches of failed workers (re-routing, as in ReCycle). ``adapt`` compares
+  re-routing with re-partitioned pipelines.
+- ``sequences`` times ops in a given order, ``bounds`` computes lower bounds on the period, and ``rules`` verifies
+  schedules.
+- ``plans`` stores schedules for every failure. ``lowering`` turns schedules into the tick tables of an SPMD program.
 """
 
 from typing import TYPE_CHECKING

@@ -1,20 +1,21 @@
 """Lower bounds on the period, valid for every schedule that repeats one iteration of a problem.
 
-Plain problems, where every stage holds one chunk: the busiest worker of stage p runs at least
-n_p = ceil(M D / survivors) micro-batches, its work. It also waits twice:
+In a plain problem every stage holds one chunk. The work of the busiest worker of stage p is at least
+n_p = ceil(M D / survivors) micro-batches. This worker also waits twice:
 
 - After the stage's update it can only run Fs until its first B arrives from the later stages, and no more Fs than the
   memory limit lets it hold.
-- After its last B it can only run Ws, no more than the limit lets it hold, until the stage's next F. First that B has
-  to pass through all earlier stages to stage 0; then a W, the update and the next iteration's first F follow there; and
-  this F has to travel back. In a window of one iteration, or with a barrier, all stages have to end before the next F.
+- After its last B it can only run Ws, no more than the limit lets it hold, until the stage's next F. Before that F, the
+  gradient has to pass through all earlier stages to stage 0; stage 0 has to run a W, the update and the next
+  iteration's first F; and the output of that F has to travel back. In a window of one iteration, or with a barrier, all
+  stages have to end before the next F.
 
 ``lower_bound`` counts the first wait. It matches ReCycle's setting, and every reported gap refers to it.
-``tight_bound`` counts both, and also memory turnover: a worker that holds k micro-batches at once and runs n > k starts
-the last F only after n - k others have been to the last stage and back, and its B is late by as much.
+``tight_bound`` counts both, and also memory turnover: a worker that can hold k micro-batches at once and runs n > k of
+them starts its last F only after n - k others have been to the last stage and back, which delays the last B as well.
 
-Other problems, where stages hold several chunks or pipelines have different cuts: only work counts. It is the work on
-any consecutive chunks, or on one stage's chunks, divided among all workers that hold one of them.
+In other problems stages hold several chunks, or pipelines have different cuts. Their bound counts only work: the work
+on any consecutive chunks, or on one stage's chunks, divided among all workers that hold one of them.
 
 Shape suffixes: W live workers, P chunks.
 """
@@ -27,14 +28,17 @@ from swift.schedules.problem import Kind, Problem
 
 
 def lower_bound(problem: Problem) -> float:
-    """Returns the standard lower bound: the maximum over stages of a worker's work plus its wait for the first B."""
+    """Returns the standard lower bound: the maximum over stages of a worker's work and its wait for the first B."""
     if not problem.is_plain:
         return _work_bound(problem)
     return max(stage_bound(problem, p, len(peers)) for p, peers in enumerate(problem.survivors))
 
 
 def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
-    """Returns a lower bound on the time between a stage's updates; all pipelines must have the same cut."""
+    """Returns a lower bound on the time between consecutive updates of a stage.
+
+    All pipelines must have the same cut.
+    """
     if not problem.is_plain:
         times = problem.time_4P[:, list(problem.held_by((0, stage)))]
         return _shared(problem.total_microbatches, times[: Kind.U].sum(axis=0), num_survivors) + float(
@@ -49,23 +53,21 @@ def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
     bound = num_microbatches * (f_P[stage] + b_P[stage] + w_P[stage]) + u_P[stage] + wait
     if problem.staggered:
         return bound
-    # After a barrier all stages start together, so the first message has to arrive and the last B has to travel back.
+    # After a barrier all stages start together: the first message has to reach this stage, and the last B's gradient
+    # has to travel back.
     ahead = sum(f_P[:stage]) + stage * comm
     return bound + ahead + (0.0 if problem.decoupled else sum(_backward(problem)[:stage]) + stage * comm)
 
 
 def tight_bound(problem: Problem) -> float:
-    """Returns a tighter lower bound, which adds the wait after the last B and memory turnover.
-
-    It is at least ``lower_bound``.
-    """
+    """Returns ``lower_bound``, tightened by the wait after the last B and by memory turnover."""
     if not problem.is_plain:
         return _work_bound(problem)
     return max(tight_stage_bound(problem, p, len(peers)) for p, peers in enumerate(problem.survivors))
 
 
 def tight_stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
-    """Returns a stage's contribution to ``tight_bound``; all pipelines must have the same cut."""
+    """Returns the bound that ``tight_bound`` maximizes over stages; all pipelines must have the same cut."""
     if not problem.is_plain:
         return stage_bound(problem, stage, num_survivors)
     if problem.num_iterations == 1 and problem.has_equal_updates:
@@ -76,7 +78,12 @@ def tight_stage_bound(problem: Problem, stage: int, num_survivors: int) -> float
 
 
 def max_in_flight(problem: Problem, stash: float) -> float:
-    """Returns the number of micro-batches that fit in a worker's memory; infinite without a limit."""
+    """Returns the number of micro-batches that fit in a worker's memory, or infinity without a memory limit.
+
+    Args:
+        problem: problem with the memory limit.
+        stash: memory of one micro-batch, in the unit of the limit.
+    """
     if problem.memory_limit is None or not stash:
         return math.inf
     # The tolerance keeps a limit of exactly k stashes from being rounded down to k - 1.
@@ -89,7 +96,7 @@ def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> floa
     there_and_back = sum(f_P[:stage]) + sum(back_P[:stage]) + 2 * stage * comm
     if not problem.decoupled:
         return max(0.0, there_and_back + u_P[0] - u_P[stage]) if problem.staggered else 0.0
-    # Only Ws that memory let the worker put off can fill the wait; stage 0 has a W of its own before its update.
+    # Only Ws that fit in memory until then can fill the wait. Stage 0 has to run a W of its own before its update.
     num_microbatches = problem.most_loaded(num_survivors)
     num_weight_gradients = min(num_microbatches, max_in_flight(problem, float(problem.stash_2P[1, stage])))
     extra_w = w_P[0] - num_weight_gradients * w_P[stage]
@@ -99,7 +106,7 @@ def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> floa
 
 
 def _turnover_bound(problem: Problem, stage: int, num_survivors: int) -> float:
-    """Returns a lower bound from memory turnover: the last F waits for memory. 0 if all micro-batches fit at once.
+    """Returns a lower bound from memory turnover: the last F waits for memory; 0 if all micro-batches fit at once.
 
     With room for k stashes, a worker's (m + k)-th F starts after m Ws. Of any m micro-batches, at least one has an F
     that is not among the first m - 1 Fs. So each group of k Fs starts at least one round trip (to the last stage and
@@ -127,7 +134,7 @@ def _turnover_bound(problem: Problem, stage: int, num_survivors: int) -> float:
 
 
 def _until_b(problem: Problem, stage: int) -> float:
-    """Returns the least time from a micro-batch's F at a stage to its B there, start to start."""
+    """Returns the least time from the start of a micro-batch's F at a stage to the start of its B there."""
     behind = problem.num_stages - 1 - stage
     forward, backward = sum(problem.time_4P[Kind.F, stage:].tolist()), sum(_backward(problem)[stage + 1 :])
     return forward + backward + 2 * behind * problem.costs.t_comm
@@ -146,7 +153,7 @@ def _work_bound(problem: Problem) -> float:
         holds_WP[row, list(problem.held_by(worker))] = True
     runs = [range(first, end) for first in range(C) for end in range(first + 1, C + 1)]
     chunk_sets = {problem.held_by(worker) for worker in live} - {()}
-    # Whatever the schedule, a set's work falls on the workers that hold one of its chunks, at best evenly.
+    # In any schedule, the work of a set of chunks is done by the workers that hold one of them, at best evenly.
     bound = 0.0
     for chunks in map(list, [*runs, *chunk_sets]):
         in_chunks_WP = holds_WP[:, chunks]
@@ -158,8 +165,14 @@ def _work_bound(problem: Problem) -> float:
 
 
 def _shared(num_microbatches: int, work_P: np.ndarray, num_workers: int) -> float:
-    """Returns the least work of the busiest worker when equal micro-batches are divided over workers."""
-    # Equal chunks: the busiest worker runs a whole number of (micro-batch, chunk) pairs.
+    """Returns the least possible work of the busiest worker when micro-batches are divided among workers.
+
+    Args:
+        num_microbatches: number of micro-batches to divide.
+        work_P: time of one micro-batch at each chunk.
+        num_workers: number of workers that share them.
+    """
+    # If all chunks take the same time, the busiest worker runs a whole number of (micro-batch, chunk) pairs.
     if np.ptp(work_P) == 0:
         return math.ceil(num_microbatches * len(work_P) / num_workers) * float(work_P[0])
     return num_microbatches * float(work_P.sum()) / num_workers

@@ -1,7 +1,7 @@
 """The planning problem: ops, chunks, micro-batches, live workers, costs and memory.
 
-A chunk is a run of consecutive blocks of the model; an op works on one chunk. Pipelines with different cuts use the
-common refinement of these cuts as chunks, so that every worker holds whole chunks. In a V each stage holds two runs of
+A chunk is a run of consecutive blocks of the model; an op works on one chunk. If pipelines have different cuts, chunks
+are the common refinement of these cuts, so that every worker holds whole chunks. In a V each stage holds two runs of
 blocks, hence two chunks.
 
 Shape suffixes: D pipelines, M micro-batches (the maximum over pipelines), P chunks, 4 the kinds F, B, W, U.
@@ -38,7 +38,7 @@ class Op(NamedTuple):
     Attributes:
         kind: F, B or W of one micro-batch, or U.
         iteration: index in the window, from 0.
-        pipeline: the micro-batch's own pipeline, even where a peer runs the op; for U, the updating worker's pipeline.
+        pipeline: the micro-batch's own pipeline, even if a peer runs the op; for U, the updating worker's pipeline.
         microbatch: index within the pipeline; ``NO_MICROBATCH`` for U.
         chunk: chunk of the model. In a plain problem it is also the stage that runs the op.
     """
@@ -65,9 +65,9 @@ class Chunk:
 
     Attributes:
         num_blocks: number of blocks; 0 if unspecified.
-        f, b, w, u: factors for the times of F, B, W and U. The first chunk's factors include the embedding, the last
-            one's the head.
-        f_stash, w_stash: factors for the stashes.
+        f, b, w, u: factors on the times of F, B, W and U. The first chunk's factors include the embedding, the last
+            chunk's factors include the head.
+        f_stash, w_stash: factors on the sizes of the stashes.
     """
 
     num_blocks: int = 0
@@ -84,7 +84,7 @@ class Chunk:
             check_number(f"Chunk.{name}", getattr(self, name), above=0)
         for name in ("u", "w_stash"):
             check_number(f"Chunk.{name}", getattr(self, name), least=0)
-        # As floats: 1 and 1.0 are equal, but a plan's key is a hash of their text.
+        # Stored as floats: 1 and 1.0 are equal, but a plan's key is a hash of their text.
         for name in ("f", "b", "w", "u", "f_stash", "w_stash"):
             object.__setattr__(self, name, float(getattr(self, name)))
 
@@ -93,16 +93,16 @@ class Chunk:
         """Creates a chunk whose ops cost ``size`` times the values in ``Costs``.
 
         Args:
-            size: factor for all times and stashes.
+            size: factor on all times and stashes.
             num_blocks: number of blocks; 0 if unspecified.
-            more_f: added to the factor of F. The head goes here: its F computes the gradient too.
+            more_f: added to the factor of F, for the head, whose F also computes the gradient.
             more_b: added to the factor of B, for the embedding.
         """
         return cls(num_blocks, size + more_f, size + more_b, *(size,) * 4)
 
 
 def joined(blocks: Sequence[Chunk]) -> Chunk:
-    """Merges consecutive chunks into one that costs their sum."""
+    """Merges consecutive chunks into one whose costs are the sums of theirs."""
     names = ("f", "b", "w", "u", "f_stash", "w_stash")
     return Chunk(
         sum(block.num_blocks for block in blocks), *(sum(getattr(block, name) for block in blocks) for name in names)
@@ -114,7 +114,7 @@ def cut_by_costs(costs: Sequence[float], num_stages: int, first: float = 0.0, la
 
     Args:
         costs: time of each block.
-        num_stages: P, at most the number of blocks.
+        num_stages: number of stages to cut into, at most the number of blocks.
         first: additional time of the first stage, for the embedding.
         last: additional time of the last stage, for the head.
 
@@ -130,8 +130,8 @@ def cut_by_costs(costs: Sequence[float], num_stages: int, first: float = 0.0, la
     def time(stage: int, begin: int, end: int) -> float:
         return sums[end] - sums[begin] + first * (stage == 0) + last * (stage == num_stages - 1)
 
-    # Dynamic program. best[e]: (longest stage, sum of squares, sizes) over ways to put the first e blocks into the
-    # stages so far. Rounding makes sums that differ only by float error tie, so that evenness decides.
+    # Dynamic program. best[e]: (longest stage, sum of squares, sizes) of the best way to put the first e blocks into
+    # the stages so far. Rounding turns sums that differ only by float error into ties, which the most even cut wins.
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     for stage in range(num_stages):
         next_best: dict[int, tuple[float, float, tuple[int, ...]]] = {}
@@ -153,7 +153,7 @@ def common_chunks(cuts: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple
         cuts: number of blocks in each stage, for each pipeline; all must have the same sum.
 
     Returns:
-        (number of blocks in each chunk, ``Problem.stage_of_chunk``).
+        The number of blocks in each chunk, and the value for ``Problem.stage_of_chunk``.
 
     >>> common_chunks([(2, 2), (1, 3)])
     ((1, 1, 2), ((0, 0, 1), (0, 1, 1)))
@@ -167,7 +167,7 @@ def common_chunks(cuts: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple
 
 
 def _checked_chunks(chunks: Any, stage_of_chunk: Any, topology: Topology) -> tuple[Any, Any]:
-    """Validates these fields of ``Problem`` and simplifies them: () where they say nothing beyond the default.
+    """Validates ``Problem.chunks`` and ``Problem.stage_of_chunk``, and replaces default values by ().
 
     Raises:
         SettingError: a stage is outside the topology, or the chunks do not match the stages' chunks.
@@ -188,7 +188,7 @@ def _checked_chunks(chunks: Any, stage_of_chunk: Any, topology: Topology) -> tup
 
 
 def _checked_microbatches(value: Any, num_pipelines: int) -> int | tuple[int, ...]:
-    """Validates ``Problem.num_microbatches`` and collapses equal numbers into one."""
+    """Validates ``Problem.num_microbatches``, and replaces a tuple of equal numbers by that number."""
     setting = "Problem.num_microbatches"
     if not isinstance(value, tuple | list):
         check_count(setting, value, least=1)
@@ -210,10 +210,10 @@ class Costs:
         t_f: time of F, the forward pass through one stage.
         t_b: time of B, the gradient with respect to the stage's input.
         t_w: time of W, the gradient with respect to the stage's parameters.
-        t_u: time of U, the gradient reduction over peers and the update; once per iteration.
-        t_comm: latency from the end of an op to the arrival of its output at the neighbouring stage.
+        t_u: time of U, which reduces the gradients over peers and updates the parameters, once per iteration.
+        t_comm: latency from the end of an op to the arrival of its output at the neighboring stage.
         f_stash: memory that F allocates and B frees.
-        w_stash: memory that B leaves for W, and W frees.
+        w_stash: memory that B allocates for W, and W frees.
         inbox: memory of one message, held from the end of the sending op to the end of the reading op.
     """
 
@@ -236,12 +236,12 @@ class Costs:
 
     @property
     def op_times(self) -> tuple[float, float, float, float]:
-        """Times of F, B, W and U, to be indexed by ``Kind``."""
+        """Times of F, B, W and U, indexed by ``Kind``."""
         return self.t_f, self.t_b, self.t_w, self.t_u
 
     @property
     def microbatch_peak(self) -> float:
-        """Peak memory of one micro-batch on a worker: while B runs, the larger stash, plus the message it reads."""
+        """Peak memory of one micro-batch on a worker: while B runs, the larger stash plus the message that B reads."""
         return max(self.f_stash, self.w_stash) + self.inbox
 
 
@@ -255,23 +255,25 @@ COST_NAMES = {
     "W-stash": "w_stash",
     "inbox": "inbox",
 }
-"""Names of costs on the command line and in documents, with the field of ``Costs`` for each."""
+"""Names of costs on the command line and in documents, mapped to fields of ``Costs``."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """Cluster and work to schedule: the input of planners, and the reference for ``verify``.
 
-    Without ``chunks`` and ``stage_of_chunk`` (a plain problem) every stage is one chunk and all stages cost the same.
+    By default every stage is one chunk (a plain problem), and all stages cost the same.
 
     Attributes:
-        topology: shape of the cluster. Expert ranks do not matter here: a worker's ranks run each op together.
+        topology: shape of the cluster. The number of expert ranks does not affect planning, since a worker's ranks run
+            each op together.
         num_microbatches: micro-batches per pipeline and iteration; a tuple if pipelines differ.
         failed: failed workers.
-        memory_limit: limit per worker, in the unit of the costs' stashes; None for no limit.
-        num_iterations: length of the window that is planned as one schedule.
-        decoupled: False runs each W immediately after its B, as a plain backward pass does; the neighbour's B waits
-            for both (ablation).
+        costs: times of ops and messages, and sizes of stashes and messages.
+        memory_limit: memory limit per worker, in the unit of the costs' stashes; None for no limit.
+        num_iterations: length of the window that is planned as one schedule, in iterations.
+        decoupled: False runs each W immediately after its B, as a plain backward pass does; the B of the previous stage
+            waits for both (ablation).
         staggered: False delays every U until all stages have finished their last W (ablation).
         chunks: chunks of the model, in order.
         stage_of_chunk: for each pipeline, the stage that holds each chunk; empty if chunk k is on stage k.
@@ -295,7 +297,7 @@ class Problem:
     def __post_init__(self) -> None:
         chunks, holders = _checked_chunks(self.chunks, self.stage_of_chunk, self.topology)
         number = _checked_microbatches(self.num_microbatches, self.num_pipelines)
-        # Stored in their simplest form, so that equal problems compare equal.
+        # The fields are stored in their simplest form, so that equal problems compare equal.
         for name, value in (("num_microbatches", number), ("chunks", chunks), ("stage_of_chunk", holders)):
             object.__setattr__(self, name, value)
         check_count("Problem.num_iterations", self.num_iterations, least=1)
@@ -315,7 +317,7 @@ class Problem:
 
     @property
     def num_chunks(self) -> int:
-        """Number of chunks; as many as stages in a plain problem."""
+        """Number of chunks; the number of stages in a plain problem."""
         return len(self.stage_of_chunk[0]) if self.stage_of_chunk else self.num_stages
 
     @property
@@ -326,7 +328,7 @@ class Problem:
 
     @property
     def most_microbatches(self) -> int:
-        """Maximum of ``microbatches``, M: a dim of arrays, padded for pipelines with fewer."""
+        """Maximum of ``microbatches``, M. Arrays with this dim are padded for pipelines with fewer micro-batches."""
         return max(self.microbatches)
 
     @property
@@ -346,7 +348,7 @@ class Problem:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every stage holds exactly one chunk, with the stage's own number, in all pipelines."""
+        """Whether stage p holds exactly chunk p, in all pipelines."""
         return not self.stage_of_chunk
 
     @cached_property
@@ -363,9 +365,9 @@ class Problem:
 
     @cached_property
     def growth_W(self) -> list[float]:
-        """Largest growth of a stash while B runs, for each worker d * P + p; at least 0.
+        """Additional memory that B needs on each worker, indexed as in ``worker_DP``; at least 0.
 
-        Only where the W-stash is larger than the F-stash does B need additional memory.
+        B needs additional memory only on chunks whose W-stash is larger than their F-stash.
         """
         growth = np.zeros(self.num_pipelines * self.num_stages)
         more_P = np.tile(self.stash_2P[1] - self.stash_2P[0], self.num_pipelines)
@@ -374,23 +376,23 @@ class Problem:
 
     @cached_property
     def stage_DP(self) -> np.ndarray:
-        """Stage that holds each chunk, int64[D, P]."""
+        """Stage that holds each chunk in each pipeline, int64[D, P]."""
         if self.stage_of_chunk:
             return np.array(self.stage_of_chunk)
         return np.tile(np.arange(self.num_stages), (self.num_pipelines, 1))
 
     @cached_property
     def worker_DP(self) -> np.ndarray:
-        """Index d * (number of stages) + stage of each chunk's worker, live or not, int64[D, P]."""
+        """Index of each chunk's worker (d, p), live or not, as d * (number of stages) + p, int64[D, P]."""
         return np.arange(self.num_pipelines)[:, None] * self.num_stages + self.stage_DP
 
     def held_by(self, worker: Worker) -> tuple[int, ...]:
-        """Returns a worker's chunks, in ascending order."""
+        """Returns the chunks that a worker holds, in ascending order."""
         d, p = worker
         return tuple(np.flatnonzero(self.stage_DP[d] == p).tolist())
 
     def runs_of(self, worker: Worker) -> tuple[tuple[int, int], ...]:
-        """Returns a worker's runs of blocks as (first block, end); empty if chunk sizes are unspecified."""
+        """Returns the runs of blocks that a worker holds, as (first block, end); () if chunk sizes are unspecified."""
         if not any(chunk.num_blocks for chunk in self.chunks):
             return ()
         ends = list(accumulate((chunk.num_blocks for chunk in self.chunks), initial=0))
@@ -402,14 +404,16 @@ class Problem:
 
     @property
     def microbatch_peak(self) -> float:
-        """Peak memory of a single micro-batch with nothing else in flight, on the worker that needs the most."""
+        """Peak memory of a single micro-batch with no other in flight, on the worker that needs the most."""
         if not self.chunks and self.is_plain:
             return self.costs.microbatch_peak
         stashes = np.tile(self.stash_2P.max(axis=0), self.num_pipelines)
         return float(np.bincount(self.worker_DP.ravel(), stashes).max()) + self.costs.inbox
 
     def limited(self, num_stashes: float | None) -> "Problem":
-        """Returns the problem with a memory limit in F-stashes per worker, the unit that users give; None for no limit.
+        """Sets the memory limit per worker, in F-stashes; None for no limit.
+
+        Users specify limits in this unit.
 
         Raises:
             SettingError: the limit, in F-stashes, is too small for a single micro-batch.
@@ -417,7 +421,7 @@ class Problem:
         if num_stashes is None:
             return replace(self, memory_limit=None)
         unit = self.costs.f_stash
-        # A limit of exactly one peak, divided by the unit and multiplied again, may round to slightly less.
+        # A limit of exactly one peak may round to slightly less when it is converted to F-stashes and back.
         self._check_memory(num_stashes, self.microbatch_peak / unit * (1 - 1e-9))
         return replace(self, memory_limit=max(num_stashes * unit, self.microbatch_peak))
 
@@ -430,19 +434,19 @@ class Problem:
     def if_drained(self) -> "Problem":
         """Adds a barrier before the updates if the window is one iteration, where only the end of all stages counts.
 
-        The resulting schedule is valid for the original problem too. Where ``has_equal_updates`` is false, it may not
-        be the shortest: Us could run earlier.
+        A schedule of the resulting problem is valid for the original problem too. If ``has_equal_updates`` is False, it
+        may not be the shortest one, since Us could run earlier.
         """
         return replace(self, staggered=self.staggered and self.num_iterations > 1)
 
     @property
     def begins_together(self) -> bool:
-        """Whether no worker may start later than others: with a barrier, and in a window of one iteration."""
+        """Whether all workers begin an iteration together: with a barrier, or in a window of one iteration."""
         return not self.staggered or self.num_iterations == 1
 
     @property
     def has_equal_updates(self) -> bool:
-        """Whether all workers' Us take the same time after the last W, so that a barrier delays no end."""
+        """Whether all workers spend the same time on their Us, so that a barrier does not delay the last end."""
         u_P = self.time_4P[Kind.U]
         return not u_P.any() or (self.is_plain and not np.ptp(u_P))
 
@@ -457,7 +461,7 @@ class Problem:
 
     @cached_property
     def survivors(self) -> tuple[tuple[int, ...], ...]:
-        """Pipelines whose worker for a chunk is live, for each chunk, ascending."""
+        """For each chunk, the pipelines in which the worker that holds it is live, in ascending order."""
         return tuple(
             tuple(d for d, p in enumerate(stage_D) if (d, p) not in self.failed) for stage_D in self.stage_DP.T.tolist()
         )

@@ -24,7 +24,7 @@ def _milp(problem: Problem) -> Schedule:
 
 
 def _v(problem: Problem) -> Schedule:
-    # Imported on use: the longest of the planners, and few runs need it.
+    # Imported on use: it is the largest planner, and few runs need it.
     from swift.schedules.planners.v import v
 
     return v(problem)
@@ -42,14 +42,15 @@ PLANNERS: Mapping[str, Planner] = {
 
 
 def plan_with(planner: str | CustomPlanner, problem: Problem) -> Schedule:
-    """Plans a problem with a planner that is given by name or as an object.
+    """Plans a problem with a built-in planner or a user's own; verifies the schedule of a user's planner.
 
     Args:
         planner: name in ``PLANNERS``, or a user's planner.
         problem: problem to plan.
 
     Raises:
-        SettingError: the planner cannot plan for this problem, or its schedule is not valid.
+        SettingError: the planner cannot plan this problem, or a user's planner raised an exception or returned a
+            schedule that is not valid.
     """
     if isinstance(planner, str):
         return PLANNERS[planner](problem)
@@ -69,7 +70,7 @@ def plan_with(planner: str | CustomPlanner, problem: Problem) -> Schedule:
 
 
 def with_chunk_shape(planner: str | CustomPlanner, problem: Problem) -> Problem:
-    """Cuts each stage into as many runs of blocks as a planner is designed for, all equal in size.
+    """Cuts each stage into the number of equal runs of blocks for which a planner is designed.
 
     Args:
         planner: name in ``PLANNERS``, or a user's planner.

@@ -1,6 +1,7 @@
-"""Verification of schedules; each rule is a generator of violations.
+"""Verification of schedules; each rule is a generator that yields violations.
 
-Deliberately shares no code with the planners or with ``peak_memory``, so that a mistake there cannot hide here.
+This module deliberately shares no code with the planners or with ``peak_memory``, so that a mistake there is not
+repeated here.
 
 Shape suffixes: 3 the kinds F, B, W, K iterations, D pipelines, M micro-batches (the maximum over pipelines), P chunks,
 n ops.
@@ -23,7 +24,10 @@ MAX_OF_A_RULE = 4
 
 @dataclass(frozen=True, eq=False)
 class OpTable:
-    """Index from a schedule's ops to its rows. Missing ops are NaN or -1; among duplicates the last row counts."""
+    """Times and workers of a schedule's ops, as arrays indexed by op.
+
+    Missing ops have NaN as times and -1 as worker. If an op occurs several times, the last row counts.
+    """
 
     schedule: Schedule
     tolerance: float
@@ -35,7 +39,7 @@ class OpTable:
 
     @classmethod
     def of(cls, schedule: Schedule) -> "OpTable":
-        """Builds the index; the schedule's columns must be well-formed (see ``violations``)."""
+        """Builds the table; the schedule's columns must be well-formed (see ``_malformed_columns``)."""
         shape = K, D, _, P = _problem_shape(schedule.problem)
         is_u = schedule.kind == Kind.U
         ops = tuple(getattr(schedule, name)[~is_u] for name in COLUMNS[1:])
@@ -52,11 +56,11 @@ class OpTable:
 
     @property
     def problem(self) -> Problem:
-        """Problem of the schedule."""
+        """Problem that the schedule is for."""
         return self.schedule.problem
 
     def row(self, row: np.integer) -> str:
-        """Describes the op in a row, for messages."""
+        """Describes the op in a row of the schedule, for messages."""
         return self.name(*(int(getattr(self.schedule, name)[row]) for name in COLUMNS[1:]))
 
     def name(self, kind: int, k: int, d: int, m: int, p: int) -> str:
@@ -74,7 +78,7 @@ def _problem_shape(problem: Problem) -> tuple[int, int, int, int]:
 
 
 def _tolerance(schedule: Schedule) -> float:
-    # Capped by the shortest op: in a very long schedule 1e-9 of the makespan could hide the overlap of whole ops.
+    # Capped by a fraction of the shortest op: in a very long schedule 1e-9 of the makespan may exceed a whole op.
     shortest = float(schedule.problem.time_4P[: Kind.U].min())
     return min(1e-9 * float(schedule.end.max(initial=0.0)), 1e-3 * shortest)
 
@@ -120,7 +124,7 @@ def _workers(table: OpTable) -> Iterator[str]:
 
 
 def _same_workers(table: OpTable) -> Iterator[str]:
-    # F, B and W share the stash, which stays on the worker where F wrote it.
+    # F, B and W share a stash, which stays on the worker where F wrote it.
     for kind in (Kind.B, Kind.W):
         worker_KDMP, previous_KDMP = table.worker_3KDMP[kind], table.worker_3KDMP[kind - 1]
         for op in np.argwhere((worker_KDMP != previous_KDMP) & (worker_KDMP >= 0) & (previous_KDMP >= 0)):
@@ -147,7 +151,7 @@ def _order(table: OpTable) -> Iterator[str]:
 
 
 def _overlap(table: OpTable) -> Iterator[str]:
-    # A U of zero duration blocks nobody: it may fall inside another chunk's op on the same worker.
+    # A U of zero duration does not occupy its worker: it may fall inside another chunk's op.
     schedule, start, end = table.schedule, table.schedule.start, table.schedule.end
     busy = np.flatnonzero((schedule.kind != Kind.U) | (table.problem.time_4P[Kind.U, schedule.chunk] > 0))
     order = busy[np.lexsort((start[busy], schedule.worker[busy]))]
@@ -179,7 +183,7 @@ def _iterations_apart(table: OpTable) -> Iterator[str]:
 def _precedence(table: OpTable) -> Iterator[str]:
     problem, P, lag = table.problem, table.problem.num_chunks, table.problem.costs.t_comm
     back = Kind.B if problem.decoupled else Kind.W
-    # (op to wait for, op that waits, chunk of the former minus chunk of the latter, message time between workers)
+    # (kind to wait for, kind that waits, chunk of the former minus chunk of the latter, message time between workers)
     for first, second, shift, gap in (
         (Kind.F, Kind.F, -1, lag),
         (Kind.F, Kind.B, 0, 0.0),
@@ -245,11 +249,11 @@ def _memory(table: OpTable) -> Iterator[str]:
     if limit is None:
         return
     worker, since, until, size = (np.concatenate(column) for column in zip(*_holdings(table), strict=True))
-    # At equal times free before allocating: an op may reuse the memory of one that ends as it starts.
+    # At equal times, memory is freed before it is allocated: an op may reuse memory of an op that ends as it starts.
     time = np.concatenate([since, until - table.tolerance])
     worker, change = np.tile(worker, 2), np.concatenate([size, -size])
     order = np.lexsort((time, worker))
-    # Each holding adds and subtracts the same size on one worker, so the cumulative sum is back at 0 between workers.
+    # Each holding adds and subtracts the same size on one worker, so the cumulative sum returns to 0 between workers.
     live_memory = np.cumsum(change[order])
     above = order[live_memory > limit * (1 + 1e-9)]
     for w in np.unique(worker[above]):
@@ -258,7 +262,7 @@ def _memory(table: OpTable) -> Iterator[str]:
 
 
 def _holdings(table: OpTable) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields the intervals in which memory is held, as arrays: worker, start, end, size."""
+    """Yields the intervals during which memory is held, as arrays: worker, start, end, size."""
     problem, start, end, worker = table.problem, table.start_3KDMP, table.end_3KDMP, table.worker_3KDMP
     F, B, W = Kind.F, Kind.B, Kind.W
     sent = end[B] if problem.decoupled else end[W]
@@ -295,14 +299,14 @@ RULES: tuple[Callable[[OpTable], Iterator[str]], ...] = (
 
 
 class ScheduleError(ValueError):
-    """A schedule breaks the rules of its problem; the message names the first violations."""
+    """A schedule violates the rules of its problem; the message lists the first violations."""
 
 
 def verify(schedule: Schedule) -> None:
     """Checks a schedule against the rules of its problem.
 
     Raises:
-        ScheduleError: the schedule breaks a rule; ``violations`` lists the rules.
+        ScheduleError: the schedule violates a rule; see ``violations`` for the rules.
     """
     broken_rules = violations(schedule)
     if broken_rules:
@@ -310,20 +314,22 @@ def verify(schedule: Schedule) -> None:
 
 
 def violations(schedule: Schedule) -> list[str]:
-    """Lists violations, one sentence each: at most 20, and at most 4 per rule. A valid schedule has none.
+    """Lists the rules that a schedule violates: at most 20 violations, at most 4 per rule, one sentence each.
+
+    The list of a valid schedule is empty. The rules are:
 
     - Each micro-batch has one F, B and W per iteration at each chunk, all on one live worker that holds the chunk. Each
-      live worker has one U for each of its chunks.
-    - Ops take exactly their cost, a worker's ops do not overlap, its iterations do not overlap, and its rows are in
-      order.
-    - F waits for the F of the previous chunk, B for the B of the next chunk and for its own F, W for its B. Between
-      different workers the message's time is added. Without decoupling, B waits for the next chunk's W, and W follows
-      its own B immediately.
-    - U waits for the chunk's last W (without staggering, for the last W of all chunks), and the next iteration's F for
-      U. Peers update at the same time.
+      live worker has one U per iteration for each of its chunks.
+    - The duration of an op is exactly its cost, a worker's ops do not overlap, its iterations do not overlap, and its
+      rows are in order.
+    - F waits for the F of the previous chunk, B for the B of the next chunk and for its own F, and W for its B. Between
+      different workers the message time is added. Without decoupling, B waits for the next chunk's W, and W follows its
+      own B immediately.
+    - U waits for the chunk's last W (without staggering, for the last W of all chunks), and the next iteration's F
+      waits for U. Peers update at the same time.
     - No worker exceeds the memory limit.
 
-    Times that differ by less than 1e-9 of the makespan are equal.
+    Times that differ by at most 1e-9 of the makespan, or 1e-3 of the shortest op if that is less, count as equal.
     """
     # Finite but huge times, as in a damaged file, may overflow in differences; the rules then report them.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -352,7 +358,7 @@ def _unknown_rows(schedule: Schedule) -> Iterator[str]:
         column = getattr(schedule, name)
         known_n &= (column >= 0) & (column < size) | ((name == "microbatch") & is_u & (column == NO_MICROBATCH))
     known_n &= ~is_u | (schedule.microbatch == NO_MICROBATCH)
-    # Only rows that are in range so far: their pipeline is used as an index.
+    # Only for rows that passed so far, since their pipeline is used as an index.
     known_n[known_n] &= schedule.microbatch[known_n] < np.array(problem.microbatches)[schedule.pipeline[known_n]]
     for row in np.flatnonzero(~known_n):
         fields = ", ".join(f"{name} {getattr(schedule, name)[row]}" for name in (*COLUMNS, "start", "end"))

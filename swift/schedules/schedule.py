@@ -1,8 +1,8 @@
 """Schedules (for every worker an ordered list of timed ops) and their measures: period, makespan, bubbles, peak memory.
 
-Memory model: F allocates the F-stash; B turns it into the W-stash and holds the larger of the two while it runs; W
-frees it. A message occupies its reader's inbox from the end of the sending op to the end of the reading op. What passes
-between two chunks on the same worker is not a message.
+Memory model: F allocates the F-stash. B turns the F-stash into the W-stash and holds the larger of the two while it
+runs. W frees the W-stash. A message occupies its reader's inbox from the end of the sending op to the end of the
+reading op. An output that is read on the same worker is not a message.
 
 Shape suffixes: K iterations, D pipelines, M micro-batches (the maximum over pipelines), P chunks (equal to stages in a
 plain problem), 3 the kinds F, B, W, n ops.
@@ -20,13 +20,13 @@ from swift.topology import Worker
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One iteration of a periodic schedule; a planner's decisions.
+    """One iteration of a periodic schedule, as decided by a planner.
 
     Attributes:
-        executor_DMP: int, pipeline whose worker runs chunk p for micro-batch (d, m); -1 as padding where pipeline d has
-            no such micro-batch.
-        start_3DMP: start times of its F, B and W; NaN as padding.
-        update_P: start time of each chunk's U, simultaneous on all its live workers.
+        executor_DMP: int, pipeline whose worker runs chunk p for micro-batch (d, m); -1 as padding if pipeline d has no
+            micro-batch m.
+        start_3DMP: start times of F, B and W for each micro-batch and chunk; NaN as padding.
+        update_P: start time of each chunk's U, which all live workers that hold the chunk run at the same time.
         period: time between the starts of consecutive iterations, which repeat the same ops.
     """
 
@@ -36,7 +36,7 @@ class Round:
     period: float
 
     def repeated(self, num_pipelines: int) -> "Round":
-        """Copies a single pipeline's round to all pipelines, which are identical without failures."""
+        """Copies the round of a single pipeline to ``num_pipelines`` identical pipelines."""
         _, M, P = self.executor_DMP.shape
         executor_DMP = np.broadcast_to(np.arange(num_pipelines, dtype=np.int32)[:, None, None], (num_pipelines, M, P))
         start_3DMP = np.broadcast_to(self.start_3DMP, (3, num_pipelines, M, P))
@@ -50,9 +50,9 @@ class Schedule:
     A schedule is not necessarily valid: ``verify`` checks its rows against the problem.
 
     Attributes:
-        problem: problem that is scheduled.
-        solver: name of the planner.
-        worker: int32[n], executing worker as d * (number of stages) + p.
+        problem: problem that the schedule is for.
+        solver: name of the planner that found it.
+        worker: int32[n], index of the worker (d, p) that runs the op, as d * (number of stages) + p.
         kind, iteration, pipeline, microbatch, chunk: int32[n], the fields of ``Op``.
         start, end: float64[n], in the time unit of the costs.
     """
@@ -109,7 +109,8 @@ class Schedule:
     def planned(cls, problem: Problem, solver: str, plan: Callable[[Problem], Round]) -> "Schedule":
         """Builds a schedule from the round that ``plan`` finds.
 
-        Without failures and with uniform pipelines, ``plan`` sees one pipeline, and its round is copied to all.
+        Without failures and with uniform pipelines, ``plan`` is called for one pipeline, and its round is copied to all
+        pipelines.
         """
         if problem.failed or not problem.is_uniform:
             return cls.from_round(problem, solver, plan(problem))
@@ -122,7 +123,7 @@ class Schedule:
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """Row offsets, int64[D * stages + 1]: worker w has the rows ``bounds[w]:bounds[w + 1]``."""
+        """Row offsets, int64[D * (number of stages) + 1]: worker w has the rows ``bounds[w]:bounds[w + 1]``."""
         return np.searchsorted(self.worker, np.arange(self.problem.num_pipelines * self.problem.num_stages + 1))
 
     @cached_property
@@ -156,7 +157,7 @@ class Schedule:
 
 
 def _ordered(problem: Problem, solver: str, names: list[np.ndarray], start: np.ndarray, end: np.ndarray) -> Schedule:
-    # Ends break ties: a U of zero duration starts when the previous W ends, and so does the next iteration's F.
+    # Ends break ties: a U of zero duration and the op after it start at the same time.
     worker, kind, iteration, _, _, chunk = names
     order = np.lexsort((chunk, kind, end, start, iteration, worker))
     worker, kind, iteration, pipeline, microbatch, chunk = (
@@ -184,14 +185,14 @@ def iteration_ends(schedule: Schedule) -> np.ndarray:
 
 
 def makespan(schedule: Schedule) -> float:
-    """Returns the end time of the window's last op; the first op starts at 0."""
+    """Returns the end time of the window's last op, where the first op starts at 0."""
     return float(schedule.end.max())
 
 
 def period(schedule: Schedule) -> float:
-    """Returns the mean time per iteration in steady state: from the first iteration's end to the last one's.
+    """Returns the mean time per iteration in steady state, measured from the first iteration's end to the last one's.
 
-    For a window of a single iteration it is the makespan.
+    For a window of a single iteration, returns the makespan.
     """
     ends = iteration_ends(schedule)
     return float(ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else float(ends[0])
@@ -212,13 +213,14 @@ def peak_memory(schedule: Schedule) -> np.ndarray:
     """Computes each worker's peak memory.
 
     Returns:
-        float64[D * stages], in the unit of the costs' stashes; 0 for a worker that runs nothing.
+        float64[D * (number of stages)], in the unit of the costs' stashes; 0 for a worker that runs nothing.
     """
     problem, kind = schedule.problem, schedule.kind
     f_stash_n, w_stash_n = problem.stash_2P[:, schedule.chunk]
     grown_n, shrunk_n = np.maximum(0.0, w_stash_n - f_stash_n), np.maximum(0.0, f_stash_n - w_stash_n)
     is_f, is_b, is_w = (np.flatnonzero(kind == each) for each in (Kind.F, Kind.B, Kind.W))
-    # (worker, time, change) of memory. A stash grows at the start of B and shrinks at its end: B holds the larger one.
+    # Changes of memory, as (worker, time, change). A stash grows at the start of B or shrinks at its end, so that B
+    # holds the larger one while it runs.
     events = [
         (schedule.worker[is_f], schedule.start[is_f], f_stash_n[is_f]),
         (schedule.worker[is_b], schedule.start[is_b], grown_n[is_b]),
@@ -228,22 +230,22 @@ def peak_memory(schedule: Schedule) -> np.ndarray:
     if problem.costs.inbox:
         events += _inbox_events(schedule)
     worker = np.concatenate([event[0] for event in events])
-    # Round times to the tolerance: an op may reuse memory that the op before it frees at the same moment, and lexsort
-    # puts negative deltas first among equal times.
+    # Times are rounded to the tolerance: an op may reuse memory that the op before it frees at the same moment, and
+    # lexsort puts negative deltas first among equal times.
     time = np.round(np.concatenate([event[1] for event in events]) / _time_tolerance(schedule))
     delta = np.concatenate([event[2] for event in events])
     order = np.lexsort((delta, time, worker))
     worker, delta = worker[order], delta[order]
     live_memory = np.cumsum(delta)
     peaks = np.zeros(schedule.problem.num_pipelines * schedule.problem.num_stages)
-    # A cumulative sum over all workers: subtract what previous workers never freed (zero in a valid schedule).
+    # The cumulative sum runs over all workers: subtract what previous workers never freed (zero in a valid schedule).
     before = np.concatenate([[0.0], live_memory])[np.searchsorted(worker, worker)]
     np.maximum.at(peaks, worker, live_memory - before)
     return peaks
 
 
 def fits(problem: Problem, iteration_plan: Round) -> bool:
-    """Checks that a repeated round stays within its problem's memory limit, messages included."""
+    """Checks that a schedule that repeats a round stays within the memory limit, including messages."""
     if problem.memory_limit is None:
         return True
     return float(peak_memory(Schedule.from_round(problem, "", iteration_plan)).max()) <= problem.memory_limit * (
@@ -252,8 +254,8 @@ def fits(problem: Problem, iteration_plan: Round) -> bool:
 
 
 def _time_tolerance(schedule: Schedule) -> float:
-    """Returns the tolerance for equal times: floating-point sums depend on the order of their terms."""
-    # Positive also for an empty schedule, since times are divided by it.
+    """Returns the tolerance within which times are equal, since float sums depend on the order of their terms."""
+    # Positive even for an empty schedule, since times are divided by it.
     return 1e-9 * max(1e-300, float(schedule.end.max(initial=0.0)))
 
 
@@ -273,7 +275,7 @@ def _inbox_events(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray, np.n
 def round_of(schedule: Schedule) -> Round:
     """Extracts the iteration that a valid schedule repeats: the inverse of ``Schedule.from_round``.
 
-    The result is bit-exact if the first op starts at 0. A window of one iteration does not determine the period; the
+    The result is bit-exact if the first op starts at 0. A window of one iteration does not determine the period, so the
     makespan is used instead.
     """
     problem = schedule.problem

@@ -1,6 +1,6 @@
-"""Times for ops whose order on every worker is already decided.
+"""Start times for ops whose order on every worker is given.
 
-``time_round`` finds the shortest period at which every op can start after the ops that it depends on. It works on a
+``time_round`` finds the shortest period at which every op can start after the ops that it depends on, from a
 dependency graph of one iteration.
 
 Shape suffixes: D pipelines, M micro-batches (the maximum over pipelines), P chunks, L lines (workers that run
@@ -17,7 +17,7 @@ from swift.schedules.problem import NO_MICROBATCH, Kind, Problem
 from swift.schedules.schedule import Round
 
 SequencedOp = tuple[int, int, int] | tuple[int, int, int, int]
-"""(kind, pipeline, micro-batch) of an op, and its chunk, which may be omitted where the worker holds only one."""
+"""(kind, pipeline, micro-batch, chunk) of an op; the chunk may be omitted if the worker holds only one."""
 
 _NONE = -1
 
@@ -33,7 +33,7 @@ class SequenceGraph:
 
     Attributes:
         num_lines: number of lines, L.
-        waits: four lists over the nodes from L on: the previous node, its gap, the node that is read, its gap.
+        waits: four lists over all nodes except the first L: the previous node, its gap, the node that is read, its gap.
         ids: ((kind * D + d) * M + m) * P + p for every F, B and W.
         op_nodes: node of each id.
         update_nodes: node at which each chunk's Us start.
@@ -53,7 +53,7 @@ class SequenceGraph:
     def of(
         cls, problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[Sequence[SequencedOp]]
     ) -> "SequenceGraph":
-        """Builds the graph; ``time_round`` describes the arguments."""
+        """Builds the graph; see ``time_round`` for the arguments."""
         lines = _Lines.of(problem, executor_DMP, sequences)
         before, before_gap, read, read_gap = _edges(problem, executor_DMP, lines)
         L, total = len(lines.workers), len(before)
@@ -76,8 +76,8 @@ class SequenceGraph:
         )
 
     def time(self, begins: Sequence[float]) -> list[float]:
-        """Computes the earliest start of every node from the lines' beginnings, in one pass."""
-        # Lists instead of arrays: every node depends on earlier ones, so nothing can be vectorized.
+        """Computes the earliest start of every node in one pass, given the start of each line's beginning."""
+        # Lists instead of arrays: every node depends on earlier ones, so the loop cannot be vectorized.
         starts = list(begins)
         append = starts.append
         for before, before_gap, read, read_gap in zip(*self.waits, strict=True):
@@ -95,7 +95,7 @@ class SequenceGraph:
         return [starts[node] + time for node, time in self.lasts]
 
     def critical_line(self, starts: Sequence[float], line: int) -> int:
-        """Finds the line at whose beginning the longest path to the end of ``line`` starts, by walking back."""
+        """Finds the line whose beginning starts the longest path to the end of ``line``, by walking back."""
         node, L = self.lasts[line][0], self.num_lines
         before, before_gap, read, _ = self.waits
         while node >= L:
@@ -115,8 +115,8 @@ class _Lines:
         line, kind, chunk: int64[n].
         ids: int64[n], id of every F, B and W as in ``SequenceGraph``; -1 for a U.
         place: item of each id; -1 for padding.
-        joint_P: item at which all Us of a chunk start: the U on the first line.
-        before_u: int64[n], for a U the same chunk's U on the next line; -1 for the last line's U and for other ops.
+        joint_P: for each chunk, the item at which all its Us start: the U on the first line.
+        before_u: int64[n], for a U, the same chunk's U on the next line; -1 for the last line's U and for other ops.
     """
 
     workers: list[int]
@@ -158,7 +158,7 @@ class _Lines:
 
 
 def _items(chunks: tuple[int, ...], d: int, sequence: Sequence[SequencedOp]) -> np.ndarray:
-    """Builds rows (kind, pipeline, micro-batch, chunk) for a worker's ops and missing Us, int64[n, 4]."""
+    """Builds the rows (kind, pipeline, micro-batch, chunk) of a worker's ops, and appends missing Us, int64[n, 4]."""
     width = len(sequence[0]) if sequence else 4
     flat = np.fromiter(chain.from_iterable(sequence), np.int64, width * len(sequence)).reshape(-1, width)
     if width == 3:
@@ -173,11 +173,14 @@ def _items(chunks: tuple[int, ...], d: int, sequence: Sequence[SequencedOp]) -> 
 def _edges(
     problem: Problem, executor_DMP: np.ndarray, lines: _Lines
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns what each item waits for: previous node, gap, node that is read, gap. Barrier nodes are appended."""
+    """Computes what each item waits for, as four arrays: previous node, its gap, node that is read, its gap.
+
+    Without staggering, the nodes of a barrier are appended.
+    """
     L, n = len(lines.workers), len(lines.line)
     worker, duration = np.array(lines.workers)[lines.line], problem.time_4P[lines.kind, lines.chunk]
     is_u, begins = lines.kind == Kind.U, np.isin(np.arange(n), lines.bounds)
-    # Peers update together: a U, and whatever follows it, counts from the node at which all its chunk's Us start.
+    # Peers update together: a U, and the op after it, start relative to the node at which all Us of its chunk start.
     node = np.where(is_u, lines.joint_P[lines.chunk], np.arange(n)) + L
     before = np.where(begins, lines.line, np.roll(node, 1))
     before_gap = np.where(begins, 0.0, np.roll(duration, 1))
@@ -205,7 +208,7 @@ def _edges(
 
 
 def _senders(problem: Problem, executor_DMP: np.ndarray, lines: _Lines) -> np.ndarray:
-    """Finds the item whose output each item reads; -1 for none."""
+    """Finds the item whose output each item reads; -1 for an item that reads none."""
     size, kind, k, ids = executor_DMP.size, lines.kind, lines.chunk, lines.ids
     reads = np.where((kind == Kind.B) | (kind == Kind.W), ids - size, _NONE)
     reads = np.where((kind == Kind.F) & (k > 0), ids - 1, reads)
@@ -238,21 +241,22 @@ def time_round(problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[S
 
     Without staggering, and in a window of one iteration, all workers begin together, and the period is the longest path
     through the ops. With staggering a worker begins when its last U of the previous iteration ends, which may be later
-    than others. Let a_pq be the longest path from the beginning of worker q to the end of worker p. A schedule with
-    period T exists if and only if there are beginnings x with a_pq + x_q <= x_p + T for all p and q. The least such T
-    is the largest cycle mean of a, its eigenvalue in max-plus algebra. The search approaches T from below: it delays
-    every worker that ends after x_p + T and times the ops again, until all workers keep T, or until workers that delay
-    each other form a cycle, whose mean is the next T. A few passes over the ops suffice, and a is never built
-    explicitly.
+    than on other workers. Let a_pq be the longest path from the beginning of worker q to the end of worker p. A
+    schedule with period T exists if and only if there are beginnings x with a_pq + x_q <= x_p + T for all p and q. The
+    least such T is the largest cycle mean of a, its eigenvalue in max-plus algebra. The search approaches T from below:
+    it delays every worker that ends after x_p + T and times the ops again, until all workers end in time, or until
+    workers that delay each other form a cycle, whose mean is the next T. A few passes over the ops suffice, and a is
+    never built explicitly.
 
     Stash memory depends on the order alone; how long messages occupy inboxes depends on the times.
 
     Args:
-        problem: problem, for its costs and for being decoupled or staggered.
+        problem: problem that the ops belong to, which determines their costs, and whether B and W are decoupled and
+            updates are staggered.
         executor_DMP: pipeline that runs each micro-batch at each chunk, as in ``Round``.
-        sequences: for worker (d, p), at index d * (number of stages) + p, its F, B and W in execution order; empty for
-            a worker that runs nothing. W must directly follow B if the problem is not decoupled. Us that are missing
-            come last, in the order of chunks.
+        sequences: for each worker (d, p), at index d * (number of stages) + p, its ops in execution order; empty for a
+            worker that runs nothing. W must directly follow B if the problem is not decoupled. Us may be omitted; they
+            then come last, in the order of chunks.
     """
     graph = SequenceGraph.of(problem, executor_DMP, sequences)
     starts = graph.time([0.0] * graph.num_lines) if problem.begins_together else _settled(graph)
@@ -267,7 +271,7 @@ def time_round(problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[S
 
 
 def _settled(graph: SequenceGraph) -> list[float]:
-    """Computes the start of every node at the shortest period, with every worker beginning as early as it can."""
+    """Computes the start of every node at the shortest period, where every worker begins as early as it can."""
     L = graph.num_lines
     begins, period, delayed_by = [0.0] * L, 0.0, dict[int, tuple[int, float]]()
     at_once = starts = graph.time(begins)
@@ -282,7 +286,7 @@ def _settled(graph: SequenceGraph) -> list[float]:
             q = graph.critical_line(starts, p)
             delayed_by[p] = q, ends[p] - begins[q]
         mean = _largest_mean(delayed_by)
-        # Workers that delay each other in a cycle prove a longer period, from which the search starts again.
+        # Workers that delay each other in a cycle prove that the period is longer; restart the search from that period.
         if mean > period + tolerance:
             begins, period, delayed_by, starts = [0.0] * L, mean, {}, at_once
         else:
@@ -291,7 +295,7 @@ def _settled(graph: SequenceGraph) -> list[float]:
 
 
 def _largest_mean(delayed_by: Mapping[int, tuple[int, float]]) -> float:
-    """Returns the largest cycle mean in a graph with at most one edge per node, given as node -> (node, length).
+    """Returns the largest cycle mean of a graph that maps each node to its only edge, (other node, length).
 
     >>> _largest_mean({2: (2, 3.0), 0: (1, 2.0), 1: (0, 5.0), 3: (0, 9.0)})
     3.5

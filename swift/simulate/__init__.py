@@ -1,9 +1,9 @@
 """Simulation of training on nodes that fail: re-routing (Swift, ReCycle), restarts, Oobleck and other strategies.
 
-``engine`` runs a strategy through a failure trace (``traces``), with the sizes and speeds of a ``job``. ``strategies``
-defines the interface, the ideal, re-routing and adapting. ``restarting`` has restarts from checkpoints, ``published``
-has Oobleck, Varuna and Bamboo with their published figures. ``registry`` lists all by name, and ``json_format``
-describes the results.
+``engine`` simulates a strategy on a failure trace (``traces``), with the sizes and speeds of a ``job``. ``strategies``
+defines the interface of strategies, and the ideal, re-routing and adapting ones. ``restarting`` has restarts from
+checkpoints. ``published`` has Oobleck, Varuna and Bamboo with their published figures. ``registry`` lists all
+strategies by name, and ``json_format`` builds the results as JSON.
 """
 
 from typing import TYPE_CHECKING

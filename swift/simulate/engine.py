@@ -1,7 +1,7 @@
-"""Event-driven simulation: jumps from one change of nodes to the next, without stepping through iterations.
+"""Event-driven simulation, which jumps from one change of nodes to the next without stepping through iterations.
 
-``position`` computes the progress after some time at a constant pace. The outcome records how the time was spent, and
-which iterations were kept, over time.
+``position`` computes the progress after some time at a constant pace. ``Outcome`` records how the time was spent, and
+when iterations were kept.
 """
 
 import math
@@ -25,28 +25,28 @@ CAUSES = (
     "waiting",
     "out_of_memory",
 )
-"""Causes to which the simulated time is attributed; each moment has exactly one.
+"""Causes to which the simulated time is attributed; every moment has exactly one cause.
 
-useful: kept iterations, at their duration with all nodes. slowdown: the rest of their duration.
-saving: training waits for a checkpoint. detection: nodes have failed, but the failure is not known yet.
-reconfiguration: from then until training resumes, and the time to admit nodes.
-lost: iterations, or a part of one, undone by a failure. waiting: there are too few nodes.
-out_of_memory: there are enough nodes to run, but they cannot hold the model.
+useful: kept iterations, counted at their duration with all nodes. slowdown: the rest of the duration of kept
+iterations. saving: training waits for a checkpoint. detection: nodes have failed, but the failure is not detected yet.
+reconfiguration: from the detection until training resumes, and the time to admit nodes. lost: iterations, or parts of
+one, undone by a failure. waiting: there are too few nodes to train. out_of_memory: there are enough nodes to train, but
+the model does not fit in their memory.
 """
 
 _ROUNDING = 1e-9
-"""Fraction of an iteration within which its end counts as reached, for float errors."""
+"""Fraction of an iteration within which its end counts as reached, to tolerate float errors."""
 
 
 @dataclass
 class PaceInterval:
-    """Consecutive iterations at one pace.
+    """Interval of consecutive iterations at one pace. Times are in seconds.
 
     Attributes:
         start_s: start of the first iteration.
         end_s: end of the last iteration.
         iterations: number of iterations; fractional at the end of a trace.
-        iteration_s: duration of each iteration, without saves.
+        iteration_s: duration of each iteration, excluding saves.
         lost: number of iterations at the end of the interval that a failure undid.
     """
 
@@ -69,10 +69,10 @@ class Outcome:
     Attributes:
         name: name of the strategy.
         source: source of the strategy's figures.
-        iteration_s: duration of an iteration with all nodes.
+        iteration_s: duration of an iteration with all nodes, in seconds.
         samples: samples per iteration; None if unknown.
-        horizon_s: length of the trace.
-        stretches: all iterations, in order of time.
+        horizon_s: length of the trace, in seconds.
+        stretches: all iterations, including lost ones, in chronological order.
         spent_s: seconds attributed to each of ``CAUSES``; they sum to the horizon.
     """
 
@@ -91,24 +91,24 @@ class Outcome:
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio: useful time over total time. Equal to the mean goodput."""
+        """Effective training time ratio: useful time divided by total time, which equals the mean goodput."""
         return self.spent_s["useful"] / self.horizon_s
 
     @property
     def samples_per_s(self) -> float | None:
-        """Mean throughput in samples of kept iterations; None if samples are unknown."""
+        """Mean throughput over the trace, in samples of kept iterations per second; None if ``samples`` is unknown."""
         return None if self.samples is None else self.samples * self.iterations / self.horizon_s
 
     def goodput(self, num_bins: int) -> tuple[np.ndarray, np.ndarray]:
         """Computes goodput over time: kept iterations relative to a run without failures.
 
         Args:
-            num_bins: number of equal bins of the trace to average over, B.
+            num_bins: number B of equal bins into which the trace is divided.
 
         Returns:
-            Edges of the bins in seconds, float64[B + 1], and the goodput in each, float64[B].
+            Edges of the bins in seconds, float64[B + 1], and the mean goodput in each bin, float64[B].
         """
-        # A failure undoes an interval's last iterations: the count rises over the kept ones, then stays constant.
+        # A failure undoes the last iterations of an interval: the count rises over the kept ones, then stays constant.
         times, counts = [0.0], [0.0]
         for stretch in self.stretches:
             share = stretch.kept / stretch.iterations if stretch.iterations else 0.0
@@ -123,12 +123,12 @@ class Position(NamedTuple):
     """Progress of training since the current pace began.
 
     Attributes:
-        iterations: iterations finished.
-        partial_s: time spent on the current iteration.
-        saving_s: time spent on saves, including the current one.
-        save_left_s: remaining time of the current save.
-        saved: iterations in the newest save that can be restored; 0 if there is none yet.
-        stored: the same for saves to storage.
+        iterations: number of iterations finished.
+        partial_s: time spent on the current iteration, in seconds.
+        saving_s: time spent on saves, including the current one, in seconds.
+        save_left_s: remaining time of the current save, in seconds.
+        saved: number of iterations in the newest save that can be restored; 0 if there is none yet.
+        stored: number of iterations in the newest save on storage that can be restored; 0 if there is none yet.
     """
 
     iterations: int
@@ -140,7 +140,7 @@ class Position(NamedTuple):
 
 
 def position(pace: IterationTiming, elapsed_s: float) -> Position:
-    """Computes the progress after ``elapsed_s`` seconds at a constant pace, in time independent of ``elapsed_s``."""
+    """Computes the progress after ``elapsed_s`` seconds at a constant pace, in constant time."""
     T, saves = pace.iteration_s, pace.saves
     if saves is None:
         iterations, partial_s = _split(elapsed_s, T)
@@ -158,7 +158,7 @@ def position(pace: IterationTiming, elapsed_s: float) -> Position:
     iterations, partial_s = _split(min(left_s, count * T), T)
     in_save_s = max(0.0, left_s - count * T) if iterations == count else 0.0
     done += iterations
-    # The newest save may still be on its way to where it can be read; then only the one before it counts.
+    # The newest save may not be restorable yet; then the one before it counts.
     saved = latest if done - latest >= saves.lag else before
     return Position(
         done,
@@ -171,7 +171,7 @@ def position(pace: IterationTiming, elapsed_s: float) -> Position:
 
 
 def _stretches(saves: Saves, elapsed_s: float, iteration_s: float) -> Iterator[tuple[int, int]]:
-    """Yields (iterations before a save, number of consecutive saves with that interval)."""
+    """Yields the intervals between saves, as (iterations before a save, number of consecutive saves that share it)."""
     yield from ((count, 1) for count in saves.first)
     yield saves.every, int(elapsed_s / iteration_s) + 2
 
@@ -182,18 +182,21 @@ def _split(seconds: float, iteration_s: float) -> tuple[int, float]:
 
 
 def _stored(saves: Saves, done: int, saved: int) -> int:
-    """Returns the iterations in the newest complete save to storage; a save is complete when the next one starts."""
+    """Returns the number of iterations in the newest complete save to storage.
+
+    A save to storage is complete when the next one starts.
+    """
     if saves.storage_every is None:
         return saved
     return max(0, done // saves.storage_every - 1) * saves.storage_every
 
 
 def simulate(strategy: Strategy, trace: Trace) -> Outcome:
-    """Simulates a strategy on a trace; deterministic.
+    """Simulates a strategy on a trace. The simulation is deterministic.
 
     Args:
         strategy: strategy for handling failures.
-        trace: trace of nodes that leave and join.
+        trace: times at which nodes leave and join.
     """
     state, decision = strategy.start(trace.initial)
     run = _Run(decision)
@@ -223,13 +226,13 @@ def simulate(strategy: Strategy, trace: Trace) -> Outcome:
 
 @dataclass
 class _Finish:
-    """Phase that finishes the current iteration before a pause.
+    """Phase that finishes the current iteration before a pause. Times are in seconds.
 
     Attributes:
         start_s: start of the iteration.
-        spent_s: time spent on it so far.
-        left_s: remaining time.
-        share: fraction of its work that is done.
+        spent_s: time spent on the iteration so far.
+        left_s: time until the iteration is finished.
+        share: fraction of the iteration's work that is done.
     """
 
     start_s: float
@@ -245,13 +248,13 @@ class _Standstill:
 
 
 class _Saved:
-    """Marker between phases: from here on, a restore returns to the progress made so far."""
+    """Marker between phases for a complete save: later restores return to the progress made up to this point."""
 
     left_s = 0.0
 
 
 class _Run:
-    """State of a simulated run: in its first phase or, if there are no phases, running at ``pace``."""
+    """State of a simulated run, which is in the first of its phases or, if there are none, runs at its current pace."""
 
     def __init__(self, decision: Decision):
         self.time_s = 0.0
@@ -266,13 +269,13 @@ class _Run:
         self.take(decision)
 
     def moment(self, removed: tuple[str, ...], added: tuple[str, ...]) -> ClusterChange:
-        """Describes a change of nodes for the strategy."""
+        """Describes a change of nodes at the current time, for the strategy."""
         run = self._position().iterations
         is_running = self._pace is not None and not self._phases
         return ClusterChange(removed, added, self.iterations_run + run, self._done + run, is_running)
 
     def advance(self, until_s: float) -> None:
-        """Advances to ``until_s``; there must be no change of nodes before that."""
+        """Advances to the time ``until_s``; there must be no change of nodes before it."""
         while self._phases:
             phase = self._phases[0]
             step_s = min(phase.left_s, until_s - self.time_s)
@@ -298,7 +301,11 @@ class _Run:
         self.time_s = until_s
 
     def take(self, decision: Decision) -> None:
-        """Applies a strategy's decision: counts, loses or finishes progress, then pauses, then changes the pace."""
+        """Applies a strategy's decision.
+
+        Records the progress so far, and finishes or discards the current iteration. Then the pauses follow, and then
+        the new pace.
+        """
         at = self._leave_pace()
         if decision.loses == "nothing":
             self._finish_first(at, decision.stretch)
@@ -312,7 +319,7 @@ class _Run:
         self._pace, self._waits_for, self._since_s = decision.pace, decision.waits_for, self.time_s
 
     def close(self) -> None:
-        """Ends the run and counts the unfinished iteration by its progress."""
+        """Ends the run, and counts the fraction of the current iteration that is done."""
         at = self._leave_pace()
         if self._pace is not None and at.partial_s:
             T = self._pace.iteration_s
@@ -357,13 +364,13 @@ class _Run:
             self._phases.append(_Standstill("saving", at.save_left_s))
 
     def _lose_iteration(self, at: Position) -> None:
-        """Discards the current iteration and cancels pauses."""
+        """Discards the current iteration and all remaining phases."""
         begun_s = sum(phase.spent_s for phase in self._phases if isinstance(phase, _Finish))
         self.spent_s["lost"] += at.partial_s + begun_s
         self._phases.clear()
 
     def _go_back(self, to: int) -> None:
-        """Rolls back to ``to`` completed iterations."""
+        """Rolls back to the state after ``to`` iterations, and marks the iterations after it as lost."""
         surplus, self._done = float(self._done - to), to
         self._saved, self._stored = to, min(self._stored, to)
         for stretch in reversed(self.stretches):

@@ -1,6 +1,6 @@
-"""The training job: sizes and speeds that turn schedules and states into seconds.
+"""Training job: sizes and speeds that convert schedules and model states to seconds.
 
-``Periods`` computes an iteration's duration from the number of live workers, with the real planners.
+``Periods`` computes the relative duration of an iteration under failures, with the real planners.
 
 Shape suffix: P stages.
 """
@@ -19,25 +19,28 @@ from swift.schedules.problem import Chunk, Problem
 from swift.schedules.schedule import period
 
 DETECTION_S = 3.0
-"""Time until a missing heartbeat reveals a lost machine, the supervisor's default."""
+"""Time in seconds until a missing heartbeat reveals a lost machine, the supervisor's default."""
 MEASURED_RECOVERY_S = 1.05
-"""Time from a known death to the end of the next iteration: leaving, program, state and first step.
+"""Time in seconds from the detection of a death to the end of the next iteration.
 
-Each process does these for itself, so the time does not grow with their number. Median over 40 kills of one of 6
-processes (docs/processes.md)."""
+It consists of leaving the old group, loading the program, preparing the state, and the first step. Each process does
+these by itself, so the time does not grow with the number of processes. Median over 40 kills of one of 6 processes
+(docs/processes.md)."""
 _MEASURED_PER_WORKER_S = 0.15 / 6
-"""Time for agreement and links in the same kills, per process: the supervisor talks to them sequentially."""
+"""Time in seconds per process to agree on a change and set up links, in the same measurement.
+
+It grows with the number of processes, since the supervisor contacts them one after another."""
 MEASURED_JOIN_S = 3.0
-"""Time from a process being ready until it has rejoined, in the same kills; excludes copying its state."""
+"""Time in seconds from a process being ready until it has rejoined, in the same measurement, excluding state copies."""
 _MEASURED_RESTART_S = 17.0
-"""Time to restart all processes and resume: ``swift launch --recovery restart`` on the same machine."""
+"""Time in seconds to restart all processes and resume: ``swift launch --recovery restart`` on the same machine."""
 PLT_BUDGET = 0.0375
-"""Largest proportion of lost tokens at which accuracy holds (MoC-System, arXiv 2408.04307)."""
+"""Largest proportion of lost tokens at which accuracy is preserved (MoC-System, arXiv 2408.04307)."""
 
 MAX_PLANNED_OPS = 50_000
-"""Limit on an iteration's ops; beyond it the planner takes seconds for each failure set."""
+"""Limit on the number of ops in an iteration; beyond it the planner takes seconds for each failure set."""
 _BLOCKS_OF_STAGE = 4
-"""Blocks per stage when planning a recut."""
+"""Number of blocks per stage when planning a recut."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,17 @@ class Job:
     Attributes:
         problem: topology and work without failures. Its costs are scaled so that an iteration on the whole cluster
             takes ``iteration_s``.
-        iteration_s: duration of an iteration on all nodes, the same for every strategy.
-        state_bytes: size of the model's weights and optimizer state; 14 bytes for each of 1.86e9 parameters.
+        iteration_s: duration of an iteration on all nodes in seconds, the same for every strategy.
+        state_bytes: size of the model's weights and optimizer state in bytes; the default is 14 bytes for each of
+            1.86e9 parameters.
         expert_share: fraction of ``state_bytes`` that belongs to experts.
-        num_experts: experts per layer.
-        host_bandwidth: bandwidth from one device to its host's memory, bytes/s.
-        network_bandwidth: bandwidth from one worker to another, bytes/s.
-        storage_bandwidth: bandwidth from all devices together to storage, bytes/s.
-        restart_s: time from a known failure until all processes have restarted, before they load any state.
-        checkpoint_every: iterations between checkpoints; None for each strategy's own choice.
+        num_experts: number of experts per layer.
+        host_bandwidth: bandwidth from one device to its host's memory, in bytes/s.
+        network_bandwidth: bandwidth from one worker to another, in bytes/s.
+        storage_bandwidth: bandwidth from all devices together to storage, in bytes/s.
+        restart_s: time in seconds from the detection of a failure until all processes have restarted, before they load
+            any state.
+        checkpoint_every: number of iterations between checkpoints; None to let each strategy choose.
         experts_per_checkpoint: initial number of experts per layer in a partial checkpoint, K.
 
     Raises:
@@ -103,37 +108,37 @@ class Job:
 
     @property
     def per_worker_s(self) -> float:
-        """Time to agree on a change; proportional to the number of workers."""
+        """Time to agree on a change in seconds, proportional to the number of workers."""
         return _MEASURED_PER_WORKER_S * self.num_workers
 
     @property
     def snapshot_s(self) -> float:
-        """Time to copy the state to host memory; every device copies its share."""
+        """Time to copy the state to host memory in seconds, where every device copies its share."""
         return self.state_bytes / self.num_devices / self.host_bandwidth
 
     @property
     def stored_s(self) -> float:
-        """Time to write the whole state to storage, or to read it."""
+        """Time to write the whole state to storage, or to read it, in seconds."""
         return self.state_bytes / self.storage_bandwidth
 
     @property
     def stage_copy_s(self) -> float:
-        """Time to copy a stage's state from a peer."""
+        """Time to copy a stage's state from a peer, in seconds."""
         return self.state_bytes / self.problem.num_stages / self.network_bandwidth
 
 
 def iterations_of(seconds: float, iteration_s: float) -> int:
-    """Returns the number of iterations that take at least ``seconds``; at least one."""
+    """Returns the smallest number of iterations that take at least ``seconds``; at least one."""
     return max(1, math.ceil(seconds / iteration_s - 1e-9))
 
 
 @dataclass(frozen=True)
 class Periods:
-    """Periods of one problem under any failures, computed once and cached.
+    """Periods of one problem under arbitrary failures, each computed once and cached.
 
-    A problem with at most ``MAX_PLANNED_OPS`` ops is planned by ``adaptive``. For a larger one the tight bound is used,
-    since a trace has thousands of failure sets and each plan would take seconds. Plans for 1,536 workers exceed the
-    bound by 0.3 % with M = P and by 2.4 % with M = 2P, in 1F1B's memory and with unequal costs.
+    A problem with at most ``MAX_PLANNED_OPS`` ops is planned by ``adaptive``. For a larger problem the tight bound is
+    used, since a trace has thousands of failure sets, and each plan would take seconds. The periods of plans for 1,536
+    workers exceed the bound by 0.3 % with M = P and by 2.4 % with M = 2P, in 1F1B's memory and with unequal costs.
 
     Attributes:
         problem: problem without failures.
@@ -147,13 +152,13 @@ class Periods:
 
     @property
     def are_planned(self) -> bool:
-        """True if periods come from plans, False if they are bounds."""
+        """Whether periods are those of plans; otherwise they are lower bounds."""
         return self.problem.num_ops <= MAX_PLANNED_OPS
 
     def ratio(self, failures_P: tuple[int, ...]) -> float:
-        """Returns the period under failures relative to the fault-free one; at least 1.
+        """Returns the period under failures relative to the fault-free period; at least 1.
 
-        A smaller ratio would mean that the plan for fewer workers is the better one for all workers, too.
+        A smaller ratio would only mean that the plan for fewer workers is also better for all workers.
 
         Args:
             failures_P: number of failures in each stage, each less than D.
@@ -164,13 +169,13 @@ class Periods:
         return max(1.0, self._period(failures_P) / self._period((0,) * self.problem.num_stages))
 
     def spread(self, num_failures: int) -> tuple[int, ...]:
-        """Distributes failures over the stages, for moving roles; see ``schedules.spread``."""
+        """Distributes failures over the stages as if roles were moved; see ``schedules.plans.normalize.spread``."""
         if num_failures not in self._known_spread:
             self._known_spread[num_failures] = spread(self.problem, num_failures)
         return self._known_spread[num_failures]
 
     def elastic_ratio(self, num_pipelines: int) -> float:
-        """Returns the 1F1B period if fewer pipelines share all micro-batches, relative to all pipelines' period.
+        """Returns the 1F1B period if fewer pipelines share all micro-batches, relative to that of all pipelines.
 
         Args:
             num_pipelines: number of remaining pipelines; at least one.
@@ -179,10 +184,10 @@ class Periods:
         return self._single_period(share) / self._single_period(self.problem.most_microbatches)
 
     def recut_ratio(self, num_workers: int) -> float:
-        """Returns the period after a recut to this many workers, relative to the fault-free one; at least 1.
+        """Returns the period after a recut to this many workers, relative to the fault-free period; at least 1.
 
-        For a problem too large to plan, both periods are tight bounds, as in ``ratio``: then both include the time for
-        which workers wait for each other.
+        For a problem that is too large to plan, both periods are tight bounds, as in ``ratio``, which include the time
+        that workers wait for each other.
 
         Args:
             num_workers: number of live workers, at least one per stage.
@@ -204,9 +209,9 @@ class Periods:
         return math.inf if plan is None else plan.period
 
     def _recut_bound(self, num_workers: int) -> float:
-        """Returns the tight bound for stages with the blocks' micro-batches of an average worker.
+        """Returns the tight bound for stages in which every worker has the work of an average worker.
 
-        That number of micro-batches is fractional: interpolates between the bounds for the next whole numbers.
+        That work is a fractional number of micro-batches, so the bounds for the nearest whole numbers are interpolated.
         """
         problem = self.problem
         units = math.ceil(problem.total_microbatches * problem.num_stages * _BLOCKS_OF_STAGE / num_workers)

@@ -1,14 +1,16 @@
-"""Results of a simulation as one JSON document. The keys:
+"""Results of a simulation as one JSON document, with these keys:
 
-- ``trace`` {``hours``, ``failures``, ``most_nodes``, ``mean_time_between_failures_s``; null without failures}.
-- ``job``: the fields of ``Job``, with its problem as ``num_pipelines``, ``num_stages``, ``num_expert_ranks``,
-  ``num_microbatches``, ``costs``, ``memory_limit``.
-- ``hours``: edges of the bins of every ``goodput``.
-- ``strategies``, one for each that can run: ``name``; ``source`` of its figures; ``ettr``, the effective training time
-  ratio; ``iterations`` that were kept; ``samples_per_s``, null if samples are unknown; ``iteration_s`` with all nodes;
-  ``spent_s``, seconds by cause (``engine.CAUSES``), which sum to the length of the trace; ``goodput``, kept iterations
-  in every bin relative to a run without failures; ``out_of_memory``, whether it ran out of memory at any time. A
-  strategy that is out of memory from the start has a ``reason``, and null in all other keys.
+- ``trace`` {``hours``: length of the trace, ``failures``: their number, ``most_nodes``: largest number of nodes present
+  at once, ``mean_time_between_failures_s``: null if there are no failures}.
+- ``job``: the fields of ``Job``; ``num_pipelines``, ``num_stages``, ``num_expert_ranks``, ``num_microbatches``,
+  ``costs`` and ``memory_limit`` replace its problem.
+- ``hours``: edges of the bins of every ``goodput``, in hours.
+- ``strategies``, one entry for each strategy that can run: ``name``; ``source`` of its figures; ``ettr``, the effective
+  training time ratio; ``iterations``, the number of kept iterations; ``samples_per_s``, null if the number of samples
+  is unknown; ``iteration_s``, the duration of an iteration with all nodes; ``spent_s``, seconds by cause
+  (``engine.CAUSES``), which sum to the length of the trace; ``goodput``, kept iterations in each bin relative to a run
+  without failures; ``out_of_memory``, whether the strategy ran out of memory at any time. For a strategy that is out of
+  memory from the start, ``out_of_memory`` is true, ``reason`` is given, and all keys but these and ``name`` are null.
 - ``left_out``: ``name`` and ``reason`` of strategies that cannot run.
 """
 
@@ -25,7 +27,7 @@ _NUM_BINS = 120
 
 
 def document(job: Job, trace: Trace, results: Iterable[Outcome | CannotRun]) -> dict[str, Any]:
-    """Describes the results in plain JSON values; the module's docstring lists the keys."""
+    """Builds the results in plain JSON values; the module's docstring lists the keys."""
     outcomes = list(results)
     mtbf_s = trace.mean_time_between_failures_s
     return {

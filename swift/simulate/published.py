@@ -1,8 +1,8 @@
 """Oobleck (SOSP'23), Varuna (EuroSys'22) and Bamboo (NSDI'23), with published throughputs and failure costs.
 
 The figures come from the simulators in Oobleck's artifact (github.com/SymbioticLab/Oobleck, tools/simulator):
-throughput in samples/s for 30 nodes down to 15, and the costs of a failure. Nothing else is taken from there. It treats
-Bamboo by the rules of Bamboo's own simulator.
+throughput in samples/s for 30 nodes down to 15, and the costs of a failure. Nothing else is taken from there. The
+artifact simulates Bamboo by the rules of Bamboo's own simulator.
 """
 
 from collections.abc import Mapping
@@ -14,19 +14,21 @@ from swift.simulate.strategies import ClusterChange, Decision, IterationTiming, 
 
 MOST_NODES, FEWEST_NODES = 30, 15
 _GROUPS = (1, 6, 6, 3)
-"""Sizes of the groups of 30, 29 to 24, 23 to 18 and 17 to 15 nodes; Bamboo's throughput is constant within a group."""
+"""Sizes of the groups of 30, 29 to 24, 23 to 18 and 17 to 15 nodes, within which Bamboo's throughput is constant."""
 
 _VARUNA_EVERY = 10
-"""Iterations between Varuna's checkpoints."""
+"""Number of iterations between Varuna's checkpoints."""
 
 _STAGES = 12
-"""Stages of a pipeline in Bamboo's simulator."""
+"""Number of stages of a pipeline in Bamboo's simulator."""
 SLOWDOWN = 1.5
-"""Bamboo's slowdown: factor on an iteration's duration from a removal until stages are reassigned."""
+"""Factor on the duration of Bamboo's iterations from a removal until stages are reassigned."""
 GLOBAL_RENDEZVOUS_S = 30.0
-"""Duration of Bamboo's rendezvous after a fatal removal."""
+"""Duration of Bamboo's global rendezvous after a fatal removal, in seconds."""
 _MOST_AT_RISK = 0.05
-"""Fraction of nodes whose loss would be fatal (twice the doubled ones), above which stages are reassigned."""
+"""Largest fraction of running nodes whose loss may be fatal; above it Bamboo reassigns stages.
+
+Two nodes are at risk for each node that runs two stages."""
 
 _Place = tuple[int, int]
 
@@ -39,12 +41,12 @@ class Published:
         name: name of the model.
         samples: samples per iteration.
         oobleck: throughput in samples/s for 30, 29, ..., 15 nodes; 0 where the model does not fit.
-        oobleck_reconfiguration_s: duration of the reconfiguration after every removal.
+        oobleck_reconfiguration_s: duration of the reconfiguration after every removal, in seconds.
         varuna: throughput, as for Oobleck.
-        varuna_save_s: duration of a checkpoint, for which training waits.
-        varuna_restart_s: time from a removal until training resumes, plus the duration of a checkpoint.
-        bamboo: throughput, as for Oobleck; None where it runs out of memory.
-        bamboo_rendezvous_s: duration of the local rendezvous that reassigns stages.
+        varuna_save_s: time that training waits for a checkpoint, in seconds.
+        varuna_restart_s: time from a removal until training resumes, plus the duration of a checkpoint, in seconds.
+        bamboo: throughput, as for Oobleck; None if the model runs out of memory.
+        bamboo_rendezvous_s: duration of the local rendezvous that reassigns stages, in seconds.
     """
 
     name: str
@@ -63,16 +65,16 @@ class Published:
 
 
 def throughput(table: tuple[float, ...], num_nodes: int) -> float | None:
-    """Returns the throughput in samples/s. More than 30 nodes count as 30; None for fewer than 15."""
+    """Returns the throughput in samples/s, or None for fewer than 15 nodes. More than 30 nodes count as 30."""
     index = MOST_NODES - min(num_nodes, MOST_NODES)
     return table[index] if index < len(table) else None
 
 
 def published(name: str) -> Published:
-    """Returns the figures for a model.
+    """Returns the published figures for the model with this name.
 
     Raises:
-        SettingError: there are no published figures.
+        SettingError: there are no published figures for the model.
     """
     if name not in MODELS:
         raise SettingError("model", name, f"there are figures of {', '.join(MODELS)}")
@@ -131,14 +133,19 @@ MODELS: Mapping[str, Published] = {model.name: model for model in _ALL}
 
 
 class _Nodes(NamedTuple):
-    """Counts of training nodes, and of nodes that the next reconfiguration will include."""
+    """Numbers of nodes.
+
+    Attributes:
+        live: nodes that train.
+        waiting: nodes that have joined, which the next reconfiguration will include.
+    """
 
     live: int
     waiting: int = 0
 
 
 def _paced(model: Published, table: tuple[float, ...], live: int, saves: Saves | None = None) -> Decision:
-    """Returns the decision for a number of training nodes: their published pace, or waiting."""
+    """Decides, for ``live`` training nodes, whether to train at the published pace for that number or to wait."""
     rate = throughput(table, live)
     if not rate:
         return Decision(None, waits_for="waiting" if rate is None else "out_of_memory")
@@ -146,7 +153,10 @@ def _paced(model: Published, table: tuple[float, ...], live: int, saves: Saves |
 
 
 def _after(state: _Nodes, moment: ClusterChange) -> _Nodes:
-    """Applies a change. As in the artifact, new nodes wait for the next reconfiguration unless training is stopped."""
+    """Counts the nodes after a change.
+
+    As in the artifact, new nodes wait for the next reconfiguration unless training has stopped.
+    """
     live, waiting = state.live - len(moment.removed), state.waiting + len(moment.added)
     if moment.removed or not moment.is_running:
         return _Nodes(live + waiting)
@@ -155,7 +165,7 @@ def _after(state: _Nodes, moment: ClusterChange) -> _Nodes:
 
 @dataclass(frozen=True)
 class Oobleck:
-    """Oobleck rebuilds pipelines from templates after every removal; the current iteration is lost.
+    """Oobleck, which rebuilds pipelines from templates after every removal; the current iteration is lost.
 
     Attributes:
         model: model with published figures.
@@ -184,7 +194,7 @@ class Oobleck:
         return _Nodes(len(nodes)), _paced(self.model, self.model.oobleck, len(nodes))
 
     def change(self, state: _Nodes, moment: ClusterChange) -> tuple[_Nodes, Decision | None]:
-        """Reconfigures at every removal."""
+        """Reconfigures after every removal; new nodes alone change nothing while training runs."""
         nodes = _after(state, moment)
         if nodes.waiting:
             return nodes, None
@@ -195,11 +205,11 @@ class Oobleck:
 
 @dataclass(frozen=True)
 class Varuna:
-    """Varuna returns to the newest checkpoint after every removal and re-partitions for the remaining nodes.
+    """Varuna, which returns to the newest checkpoint after every removal and re-partitions for the remaining nodes.
 
-    As in the artifact, a checkpoint follows every tenth iteration and the first one after a restart. A restart takes
-    the published time minus the duration of a checkpoint. In the artifact, iterations continue during a restart and
-    count; here they do not.
+    As in the artifact, a checkpoint follows every tenth iteration and the first iteration after a restart. A restart
+    takes the published time minus the duration of a checkpoint. In the artifact, iterations continue during a restart
+    and count; here they do not.
 
     Attributes:
         model: model with published figures.
@@ -229,7 +239,7 @@ class Varuna:
         return _Nodes(len(nodes)), _paced(self.model, self.model.varuna, len(nodes), saves)
 
     def change(self, state: _Nodes, moment: ClusterChange) -> tuple[_Nodes, Decision | None]:
-        """Restarts at every removal."""
+        """Restarts after every removal; new nodes alone change nothing while training runs."""
         nodes, model = _after(state, moment), self.model
         if nodes.waiting:
             return nodes, None
@@ -246,10 +256,10 @@ class _Assignment(NamedTuple):
     Attributes:
         nodes: present nodes, in the order in which they joined.
         place_of: (pipeline, stage) of each running node.
-        doubled: nodes that run their successor's stage too.
-        num_spare: number of spare nodes as Bamboo counts them: it does not notice when a spare node leaves.
+        doubled: nodes that also run their successor's stage.
+        num_spare: number of spare nodes as Bamboo counts them; the count ignores spare nodes that leave.
         is_slow: whether a node has left since stages were assigned.
-        num_assigned: number of nodes at that time, which determines the throughput.
+        num_assigned: number of nodes when stages were assigned, which determines the throughput.
     """
 
     nodes: tuple[str, ...]
@@ -262,11 +272,12 @@ class _Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class Bamboo:
-    """Bamboo's nodes also hold their successor's stage, and run both if the successor leaves; nothing is lost.
+    """Bamboo, whose nodes also hold their successor's stage, and run both stages if the successor leaves.
 
-    A removal is fatal if the node runs two stages or its shadow is gone; that costs a global rendezvous and the current
-    iteration. Otherwise stages are reassigned at the end of the iteration if there are as many spare nodes as doubled
-    ones, if too many nodes are at risk, or if another pipeline fits. That takes a local rendezvous.
+    A removal is fatal if the node runs two stages, or if the node that shadows it has left. A fatal removal costs a
+    global rendezvous and the current iteration; otherwise nothing is lost. Without a fatal removal, stages are
+    reassigned at the end of the iteration if there are at least as many spare nodes as nodes that run two stages, if
+    too many nodes are at risk, or if the nodes fill another pipeline. Reassigning takes a local rendezvous.
 
     Attributes:
         model: model with published figures; Bamboo must not run out of memory on it.
@@ -299,7 +310,7 @@ class Bamboo:
         return state, Decision(self._pace(state))
 
     def change(self, state: _Assignment, moment: ClusterChange) -> tuple[_Assignment, Decision | None]:
-        """Absorbs removals or treats them as fatal; may reassign stages."""
+        """Decides whether removals are fatal, and whether to reassign stages."""
         after, is_fatal = state, False
         for node in moment.removed:
             after, fatal = _remove(after, node)
@@ -332,14 +343,14 @@ class Bamboo:
 
 
 def _assign(nodes: tuple[str, ...]) -> _Assignment:
-    """Assigns nodes, in order, to complete pipelines; the rest are spare."""
+    """Assigns nodes, in order, to complete pipelines; the remaining nodes are spare."""
     num_running = len(nodes) // _STAGES * _STAGES
     place_of = {node: divmod(index, _STAGES) for index, node in enumerate(nodes[:num_running])}
     return _Assignment(nodes, place_of, frozenset(), len(nodes) - num_running, False, len(nodes))
 
 
 def _remove(state: _Assignment, node: str) -> tuple[_Assignment, bool]:
-    """Removes a node; also returns whether that is fatal."""
+    """Removes a node from an assignment; also returns whether the removal is fatal."""
     left = state._replace(nodes=tuple(other for other in state.nodes if other != node), is_slow=True)
     if node not in state.place_of:
         return left, False

@@ -12,12 +12,12 @@ from swift.simulate.traces import Trace
 
 
 class CannotRun(NamedTuple):
-    """A strategy that is left out of a simulation.
+    """A strategy that cannot run in a simulation.
 
     Attributes:
         name: name of the strategy.
-        reason: reason, as a phrase.
-        out_of_memory: whether the reason is lack of memory.
+        reason: why it cannot run, as a phrase.
+        out_of_memory: whether it cannot run because it is out of memory.
     """
 
     name: str
@@ -49,7 +49,7 @@ _OF_MODEL: Mapping[str, Callable[[Published], Strategy | CannotRun]] = {
 }
 STRATEGIES = (*_OF_JOB, *_OF_MODEL)
 ON_REQUEST = tuple(_ON_REQUEST)
-"""Strategies that run only on request: planning for every number of survivors takes a second each."""
+"""Strategies that run only on request, since planning takes a second for each number of survivors."""
 
 
 def strategies(
@@ -59,8 +59,8 @@ def strategies(
 
     Args:
         job: training job.
-        trace: trace to simulate.
-        model: model whose published figures Oobleck, Varuna and Bamboo use; None leaves these out.
+        trace: trace on which the strategies will be simulated.
+        model: model whose published figures Oobleck, Varuna and Bamboo use; None to leave these strategies out.
         names: names from ``STRATEGIES`` and ``ON_REQUEST``.
 
     Raises:

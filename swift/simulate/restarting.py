@@ -1,4 +1,4 @@
-"""Elastic restarts from checkpoints: full ones, partial ones (MoC-System), or in memory (Gemini)."""
+"""Elastic restarts from full checkpoints, partial checkpoints (MoC-System), or in-memory checkpoints (Gemini)."""
 
 import math
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from swift.simulate.job import DETECTION_S, PLT_BUDGET, Job, Periods, iterations
 from swift.simulate.strategies import ClusterChange, Decision, IterationTiming, Pause, Saves
 
 _LONGEST_S = 1e9
-"""Mean time between failures to assume for a trace without failures."""
+"""Mean time between failures to assume for a trace without failures, in seconds."""
 
 
 class PartialExperts(NamedTuple):
     """State of MoC-System's Dynamic-K.
 
     Attributes:
-        k: experts per layer in a checkpoint.
-        lost_iterations: iterations whose token updates have been lost so far, averaged over experts.
+        k: number of experts per layer in a checkpoint.
+        lost_iterations: number of iterations whose updates have been lost so far, averaged over experts.
     """
 
     k: int
@@ -35,10 +35,10 @@ class Checkpoints(Protocol):
         """Source of its figures."""
 
     def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:
-        """Decides when to save the state, given the duration of an iteration."""
+        """Decides when to save the state, given the duration of an iteration in seconds."""
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:
-        """Returns the time to load the state after losing ``num_lost`` workers, in seconds."""
+        """Returns the time to load the state after the loss of ``num_lost`` workers, in seconds."""
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:
         """Returns the state of Dynamic-K after a loss, when ``iterations`` have been kept so far."""
@@ -46,9 +46,9 @@ class Checkpoints(Protocol):
 
 @dataclass(frozen=True)
 class FullCheckpoints:
-    """Full checkpoints to storage, for which training waits.
+    """Full checkpoints to storage, during which training waits.
 
-    The default interval is Young's, sqrt(2 x duration of a save x mean time between failures) (CACM 1974).
+    The default interval is Young's: sqrt(2 x duration of a save x mean time between failures) (CACM 1974).
 
     Attributes:
         mtbf_s: mean time between failures, in seconds.
@@ -59,12 +59,12 @@ class FullCheckpoints:
     source = "blocking full checkpoints, Young's interval"
 
     def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:  # noqa: ARG002 - all experts are saved
-        """Saves the whole state while training waits."""
+        """Schedules saves of the whole state, during which training waits."""
         young_s = math.sqrt(2 * job.stored_s * min(self.mtbf_s, _LONGEST_S))
         return Saves(job.checkpoint_every or iterations_of(young_s, iteration_s), job.stored_s)
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
-        """Returns the time for all workers to read from storage."""
+        """Returns the time for all workers to read the state from storage, in seconds."""
         return job.stored_s
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:  # noqa: ARG002
@@ -77,16 +77,20 @@ class PartialCheckpoints:
     """MoC-System (arXiv 2408.04307): K experts per layer at a time, in two levels, with Dynamic-K.
 
     A snapshot to the host overlaps with one iteration; persisting it overlaps with the iterations up to the next
-    snapshot. Training waits for what does not fit, because there are only three buffers. The default interval is the
-    time to persist. Only failed workers' state is read from storage. On average a fault loses (E/K - 1)/2 intervals of
-    every expert's updates. When the losses so far exceed the budgeted fraction of all iterations so far, K doubles.
+    snapshot. Training waits for the time that exceeds these, because there are only three buffers. The default interval
+    is the time to persist. Only the state of failed workers is read from storage. On average a failure loses
+    (E/K - 1)/2 intervals of updates of each expert, where E is the number of experts. When the losses so far exceed the
+    fraction ``PLT_BUDGET`` of all iterations so far, K doubles.
     """
 
     name = "moc"
     source = "MoC-System's formulas, two levels, Dynamic-K"
 
     def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:
-        """Saves K experts per layer. Training waits (O_save) for the time beyond an iteration or an interval."""
+        """Schedules saves of K experts per layer.
+
+        Training waits (O_save) for the time by which a snapshot exceeds an iteration or persisting exceeds an interval.
+        """
         share = 1 - job.expert_share * (1 - partial.k / job.num_experts)
         persist_s = share * job.stored_s
         persisted = iterations_of(persist_s, iteration_s)
@@ -95,7 +99,7 @@ class PartialCheckpoints:
         return Saves(every, stall_s, lag=min(every, persisted))
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
-        """Returns the time to load failed workers' shares from storage and, concurrently, the others' from hosts."""
+        """Returns the time to load failed workers' state from storage and, concurrently, other state from hosts."""
         return max(job.stored_s * num_lost / job.num_workers, job.snapshot_s)
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:
@@ -108,22 +112,23 @@ class PartialCheckpoints:
 
 @dataclass(frozen=True)
 class InMemoryCheckpoints:
-    """Every iteration's state in the memory of two hosts, the own and a peer's (Gemini, SOSP'23), and on storage.
+    """Checkpoints of every iteration in the memory of the own host and of a peer's host (Gemini, SOSP'23).
 
-    Storage is read if both workers of a pair are lost at once, or if one is lost before a restart is complete.
+    In the background, checkpoints are also written to storage. Storage is read if both workers of a pair are lost at
+    once, or if a worker is lost before a restart is complete.
     """
 
     name = "memory"
     source = "a snapshot each iteration with a copy at a peer, storage in the background"
 
     def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:  # noqa: ARG002 - all experts are saved
-        """Saves every iteration. Training waits for the time beyond an iteration."""
+        """Schedules a save in every iteration. Training waits for the time by which a snapshot exceeds an iteration."""
         stall_s = max(0.0, job.snapshot_s - iteration_s)
         stored = iterations_of(job.stored_s, iteration_s)
         return Saves(1, stall_s, lag=1, storage_every=job.checkpoint_every or stored)
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
-        """Returns the time for all workers to load from hosts, or from storage."""
+        """Returns the time for all workers to load the state from hosts, or from storage, in seconds."""
         return job.stored_s if from_storage else job.snapshot_s + job.stage_copy_s
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:  # noqa: ARG002
@@ -132,10 +137,10 @@ class InMemoryCheckpoints:
 
 
 class _Cluster(NamedTuple):
-    """Present nodes, and the state of checkpoints.
+    """Nodes that are present, and the state of checkpointing.
 
     Attributes:
-        nodes: nodes in order; the first ones form whole pipelines.
+        nodes: nodes in order; the first ones form complete pipelines, the remaining ones are spare.
         partial: state of Dynamic-K.
     """
 
@@ -145,10 +150,10 @@ class _Cluster(NamedTuple):
 
 @dataclass(frozen=True)
 class Restarting:
-    """The remaining nodes restart from a checkpoint, as many complete pipelines as possible.
+    """Elastic restarts from a checkpoint, with as many complete pipelines as the remaining nodes can fill.
 
     Pipelines run 1F1B and share all micro-batches. If added nodes complete another pipeline, the state is saved, and
-    all restart. Nodes beyond complete pipelines are spare; they replace failed ones.
+    all nodes restart. Nodes beyond complete pipelines are spare and replace failed nodes.
 
     Attributes:
         job: training job.
@@ -163,7 +168,7 @@ class Restarting:
 
     @property
     def name(self) -> str:
-        """Name of the checkpointing method."""
+        """Name of the strategy, which is that of its checkpointing method."""
         return self.checkpoints.name
 
     @property
@@ -191,7 +196,7 @@ class Restarting:
             del nodes[index]
         cluster = state._replace(nodes=(*nodes, *moment.added))
         if lost:
-            # Workers 0 and 1, 2 and 3, ... hold each other's copies.
+            # Workers 0 and 1, 2 and 3, ... hold copies of each other's state.
             from_storage = not moment.is_running or len({index // 2 for index in lost}) < len(lost)
             partial = self.checkpoints.after_loss(job, state.partial, moment.iterations_kept)
             cluster = cluster._replace(partial=partial)

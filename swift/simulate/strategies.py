@@ -1,9 +1,9 @@
 """Strategies for training on failing nodes: the interface, the fault-scaled ideal, re-routing, and adapting.
 
-A strategy decides at which pace the present nodes train, and what a change of nodes costs. ``Ideal`` is proportional to
-the number of live workers, at no other cost. With ``Rerouting``, as in Swift and ReCycle (arXiv 2405.14009), peers run
-a failed worker's micro-batches, without a restart. With ``Adapting`` survivors re-route or re-partition their
-pipelines, whichever gets more done until the next change of nodes.
+A strategy decides the pace at which the present nodes train, and what a change of nodes costs. The throughput of
+``Ideal`` is proportional to the number of live workers, and changes cost nothing. With ``Rerouting``, as in Swift and
+ReCycle (arXiv 2405.14009), peers run a failed worker's micro-batches, without a restart. With ``Adapting`` survivors
+re-route or re-partition their pipelines, whichever completes more work until the next change of nodes.
 
 Shape suffixes: P stages, D pipelines.
 """
@@ -22,14 +22,16 @@ State: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Saves:
-    """When the state is saved, and from when on it can be restored.
+    """Times at which the state is saved, and from which it can be restored.
 
     Attributes:
-        every: iterations between saves.
-        stall_s: time that training waits for a save.
-        lag: iterations after a save until it can be restored, since it is written in the background; at most ``every``.
-        first: intervals before the first saves, in iterations, where they differ from ``every``.
-        storage_every: iterations between background saves to storage, if ``every`` refers to saves to memory.
+        every: number of iterations between saves.
+        stall_s: time that training waits for each save, in seconds.
+        lag: number of iterations after a save until it can be restored, since it is written in the background; at most
+            ``every``.
+        first: numbers of iterations before the first saves, if they differ from ``every``.
+        storage_every: number of iterations between background saves to storage, if ``every`` refers to saves to memory;
+            None if all saves are to storage.
     """
 
     every: int
@@ -48,7 +50,7 @@ class IterationTiming:
     """Pace of training while the nodes stay the same.
 
     Attributes:
-        iteration_s: duration of an iteration without saving.
+        iteration_s: duration of an iteration in seconds, excluding saves.
         saves: schedule of saves; None if nothing is saved.
     """
 
@@ -60,8 +62,8 @@ class Pause(NamedTuple):
     """An interruption of training.
 
     Attributes:
-        cause: one of ``engine.CAUSES``.
-        seconds: duration.
+        cause: cause to which the time is attributed, one of ``engine.CAUSES``.
+        seconds: duration of the pause.
     """
 
     cause: str
@@ -77,11 +79,11 @@ class Decision:
         loses: progress that is lost. ``nothing``: the current iteration is finished first. ``iteration``: the current
             iteration. ``checkpoint``: everything since the newest save. ``storage``: everything since the newest save
             to storage.
-        pauses: consecutive pauses. If anything is lost they replace the previous decision's, otherwise they follow
-            them.
-        stretch: factor on the remaining time of the current iteration if nothing is lost.
-        saved: whether the state is saved before the pauses, which include the time for it.
-        waits_for: cause to which time is attributed while there is no pace.
+        pauses: consecutive pauses. If anything is lost, they replace the remaining pauses of previous decisions;
+            otherwise they follow them.
+        stretch: factor on the remaining time of the current iteration, if nothing is lost.
+        saved: whether the state counts as saved from the start of the pauses, which include the time to save it.
+        waits_for: cause to which time is attributed while ``pace`` is None.
     """
 
     pace: IterationTiming | None
@@ -98,9 +100,9 @@ class ClusterChange(NamedTuple):
     Attributes:
         removed: nodes that leave.
         added: nodes that join, or that leave and rejoin at the same time.
-        iterations_run: iterations run so far, including lost ones.
-        iterations_kept: iterations kept so far.
-        is_running: whether iterations are running, that is, training neither pauses nor waits.
+        iterations_run: number of iterations run so far, including lost ones.
+        iterations_kept: number of iterations kept so far.
+        is_running: whether training is running, that is, neither paused nor waiting.
     """
 
     removed: tuple[str, ...]
@@ -111,11 +113,11 @@ class ClusterChange(NamedTuple):
 
 
 class Strategy(Protocol):
-    """A strategy for training on nodes that leave and join: a frozen dataclass with two pure functions."""
+    """Interface of a strategy for training on nodes that leave and join: a frozen dataclass with two pure functions."""
 
     @property
     def name(self) -> str:
-        """Name on the command line."""
+        """Name of the strategy on the command line."""
 
     @property
     def source(self) -> str:
@@ -123,7 +125,7 @@ class Strategy(Protocol):
 
     @property
     def iteration_s(self) -> float:
-        """Duration of an iteration with as many nodes as it can use; the reference for goodput."""
+        """Duration of an iteration with as many nodes as the strategy can use, in seconds; reference for goodput."""
 
     @property
     def samples(self) -> float | None:
@@ -133,15 +135,15 @@ class Strategy(Protocol):
         """Returns the initial state for these nodes, and the first decision."""
 
     def change(self, state: State, moment: ClusterChange) -> tuple[State, Decision | None]:
-        """Returns the state after a change of nodes, and the effect on training; None without an effect."""
+        """Returns the state after a change of nodes, and the decision, or None if the change has no effect."""
 
 
 @dataclass(frozen=True)
 class Ideal:
     """Fault-free throughput times the fraction of live workers (ReCycle, arXiv 2405.14009).
 
-    Nothing is lost and nobody waits. It is not an upper bound: a failed worker's work may fit into the pipeline's
-    bubbles.
+    No work is lost and no worker waits. It is not an upper bound: the work of a failed worker may fit into the bubbles
+    of the pipelines.
     """
 
     job: Job
@@ -192,16 +194,17 @@ class _Assignment(NamedTuple):
 class Rerouting:
     """Swift's default: survivors continue with the plan for the failures, and returning nodes rejoin.
 
-    A failure costs its detection, the recovery and the current iteration. A join, at the end of an iteration, costs the
-    measured time to admit a process and the copy of a stage. A joining node takes a place in the stage with the fewest
-    survivors. A stage without survivors has to be filled before the newest checkpoint on storage is restored.
-    Checkpoints are written in the background, one at a time; training waits only for the copy to the host.
+    A failure costs the time to detect it and to recover, and the current iteration. A join, at the end of an iteration,
+    costs the measured time to admit a process and the time to copy a stage. A joining node takes a place in the stage
+    with the fewest survivors. If a stage has no survivors, training waits until a node fills it, and then restores the
+    newest checkpoint on storage. Checkpoints are written in the background, one at a time; training waits only for the
+    copy to the host.
 
     Attributes:
         job: training job.
-        periods: periods of its problem.
+        periods: periods of the job's problem.
         moves_roles: whether live workers move to other stages after each change, at the cost of copying a stage, so
-            that failures are distributed by ``schedules.spread``. True in ReCycle's paper and with
+            that failures are distributed as by ``schedules.plans.normalize.spread``. True in ReCycle's paper and with
             ``Experiment.adapt = 'reassign'``.
     """
 
@@ -211,7 +214,7 @@ class Rerouting:
 
     @property
     def name(self) -> str:
-        """Name of the strategy: ``recycle`` if roles are moved, else ``swift``."""
+        """Name of the strategy: ``recycle`` if roles are moved, otherwise ``swift``."""
         return "recycle" if self.moves_roles else "swift"
 
     @property
@@ -228,10 +231,10 @@ class Rerouting:
 
     @property
     def samples(self) -> None:
-        """Samples per iteration: unknown."""
+        """Samples per iteration, which are unknown."""
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Assignment, Decision]:
-        """Starts with the nodes placed one pipeline after the other."""
+        """Starts with nodes placed in order, each in the stage with the fewest nodes."""
         assignment, _ = self._fill(_Assignment({}, (0,) * self.job.problem.num_stages, nodes))
         return assignment, Decision(self._pace(assignment))
 
@@ -256,7 +259,7 @@ class Rerouting:
     def _restored(
         self, assignment: _Assignment, pace: IterationTiming | None, was_running: bool
     ) -> tuple[_Assignment, Decision]:
-        """Decides after the loss of a stage: wait for nodes to fill it, then restore the newest checkpoint."""
+        """Decides, after the loss of a stage, whether to restore the newest checkpoint or to wait for nodes."""
         pauses = self._recovery()[:1] if was_running else ()
         if pace is not None:
             restore_s = self.job.restart_s + self.job.per_worker_s + self.job.stored_s
@@ -283,7 +286,7 @@ class Rerouting:
         return IterationTiming(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))
 
     def _fill(self, assignment: _Assignment) -> tuple[_Assignment, int]:
-        """Moves spare nodes into free places; also returns their number."""
+        """Moves spare nodes into free places; also returns the number of nodes moved."""
         num_placed = min(len(assignment.spare), self.job.num_workers - len(assignment.stage_of))
         if not num_placed:
             return assignment, 0
@@ -297,7 +300,10 @@ class Rerouting:
         ), num_placed
 
     def _balance(self, assignment: _Assignment) -> tuple[_Assignment, int]:
-        """Moves as few workers as balance the stages; also returns their number. None if a stage would stay empty."""
+        """Moves the fewest workers that balance the stages; also returns the number of workers moved.
+
+        Moves no worker if there are too few to fill every stage.
+        """
         D, live_P = self.job.problem.num_pipelines, list(assignment.live_P)
         if sum(live_P) < len(live_P):
             return assignment, 0
@@ -314,7 +320,7 @@ class Rerouting:
 
 
 def _without(assignment: _Assignment, removed: tuple[str, ...]) -> _Assignment:
-    """Removes nodes from an assignment."""
+    """Removes nodes from an assignment, whether they have a place or are spare."""
     live_P, stage_of = list(assignment.live_P), dict(assignment.stage_of)
     for node in removed:
         if node in stage_of:
@@ -324,11 +330,11 @@ def _without(assignment: _Assignment, removed: tuple[str, ...]) -> _Assignment:
 
 
 class Gaps(NamedTuple):
-    """Mean time until nodes change again, by the kind of the last change; a run records the same.
+    """Mean times until the next change of nodes, by the kind of the last change.
 
     Attributes:
-        after_loss_s: after a node has left.
-        after_join_s: after nodes have only joined.
+        after_loss_s: mean time after a change in which a node left, in seconds.
+        after_join_s: mean time after a change in which nodes only joined, in seconds.
     """
 
     after_loss_s: float
@@ -336,7 +342,7 @@ class Gaps(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace) -> "Gaps":
-        """Computes the means over a trace."""
+        """Computes the mean times over a trace; infinite for a kind of change that does not occur."""
         changes = list(trace.changes)
         ends = [*(change.time_s for change in changes), trace.horizon_s][1:]
         after: dict[bool, list[float]] = {True: [], False: []}
@@ -350,10 +356,10 @@ class _Places(NamedTuple):
     """Nodes and the stages that they hold, after recuts.
 
     Attributes:
-        stage_of: for each node, a stage of the fault-free cut from which it holds at least one block.
+        stage_of: for each node with a place, a stage of the fault-free cut of which it holds at least one block.
         spare: nodes without a place.
-        cut_for: number of nodes for which the present pipelines were cut.
-        is_lost: whether the state is lost and not yet restored.
+        cut_for: number of nodes for which the current pipelines were cut.
+        is_lost: whether the state is lost and has not been restored yet.
     """
 
     stage_of: dict[str, int]
@@ -364,18 +370,20 @@ class _Places(NamedTuple):
 
 @dataclass(frozen=True)
 class Adapting:
-    """The survivors' best plan, by its throughput and by the cost of moving to it.
+    """Adaptation of the survivors to the best plan, by its throughput and by the cost of moving to it.
 
-    A failure costs its detection, the recovery and the current iteration, as for ``swift``. Then survivors either
-    re-route, or re-partition their pipelines. Training waits for the latter: the copy of a stage and one change of
-    programs. Survivors take the option that gets more done until the next change, expected after the trace's mean time.
-    If a stage loses all workers at once, the remaining nodes restore the newest checkpoint on storage.
+    A failure costs the time to detect it and to recover, and the current iteration, as for ``swift``. Survivors then
+    either re-route, or re-partition their pipelines. Re-partitioning costs the time to copy a stage and one change of
+    programs, during which training waits. Survivors choose the option that completes more work until the next change,
+    which is expected after the mean time of the trace. If a stage loses all workers at once, the remaining nodes
+    restore the newest checkpoint on storage.
 
     Attributes:
         job: training job.
-        periods: periods of its problem.
-        gaps: expected times until the next change.
-        way: ``auto``; ``reroute`` re-partitions only if a stage is lost; ``recut`` always re-partitions.
+        periods: periods of the job's problem.
+        gaps: expected times until the next change of nodes.
+        way: ``auto`` chooses the better option, ``reroute`` re-partitions only if a stage is lost, and ``recut``
+            re-partitions whenever that shortens the period.
     """
 
     job: Job
@@ -398,7 +406,7 @@ class Adapting:
         return self.job.iteration_s
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Places, Decision]:
-        """Starts with pipelines cut for the nodes that are present."""
+        """Starts with pipelines cut for the nodes present."""
         places = self._cut(_Places({}, nodes, 0))
         return places, Decision(self._pace(self._recut_ratio(len(places.stage_of))))
 
@@ -428,7 +436,7 @@ class Adapting:
 
     @property
     def move_s(self) -> float:
-        """Time that training waits while blocks move."""
+        """Time that training waits for blocks to move, in seconds."""
         return self.job.stage_copy_s + MEASURED_RECOVERY_S
 
     def _moves(self, stays: float, cut: float, expected_s: float) -> bool:
@@ -440,7 +448,7 @@ class Adapting:
         return (expected_s - self.move_s) / cut > expected_s / stays
 
     def _restored(self, places: _Places, was_running: bool) -> tuple[_Places, Decision]:
-        """Decides after the loss of blocks: restore the newest checkpoint on the remaining nodes."""
+        """Decides, after the loss of blocks, whether to restore the newest checkpoint or to wait for nodes."""
         pauses: tuple[Pause, ...] = (Pause("detection", DETECTION_S),) if was_running else ()
         loses: Any = "storage" if was_running else "iteration"
         if len(places.stage_of) + len(places.spare) < self.job.problem.num_stages:
@@ -455,16 +463,16 @@ class Adapting:
         return Pause("detection", DETECTION_S), Pause("reconfiguration", recovery_s)
 
     def _cut(self, places: _Places) -> _Places:
-        """Cuts pipelines for all nodes: as many complete ones as possible, and a shorter one."""
+        """Cuts pipelines for all nodes: as many complete pipelines as possible, and a shorter one for the rest."""
         P, nodes = self.job.problem.num_stages, (*places.stage_of, *places.spare)
         used = nodes[: self.job.num_workers]
         whole, rest = divmod(len(used), P)
-        # Each worker of the shorter pipeline holds blocks of several stages; the first one stands for them.
+        # Each worker of the shorter pipeline holds blocks of several stages, and is recorded under the first of them.
         stages = [*(list(range(P)) * whole), *(index * P // rest for index in range(rest))]
         return _Places(dict(zip(used, stages, strict=True)), nodes[len(used) :], len(used))
 
     def _fill(self, places: _Places) -> _Places:
-        """Moves spare nodes into the stages with the fewest nodes; nobody else moves."""
+        """Moves spare nodes into the stages with the fewest nodes; other nodes stay."""
         stage_of, spare = dict(places.stage_of), list(places.spare)
         counts = [sum(stage == p for stage in stage_of.values()) for p in range(self.job.problem.num_stages)]
         while spare and len(stage_of) < self.job.num_workers:
@@ -474,7 +482,7 @@ class Adapting:
         return places._replace(stage_of=stage_of, spare=tuple(spare))
 
     def _stay_ratio(self, places: _Places) -> float:
-        """Returns the relative period if the cut stays and survivors re-route around missing nodes."""
+        """Returns the relative period if the cut is kept and survivors re-route around missing nodes."""
         D, P = self.job.problem.num_pipelines, self.job.problem.num_stages
         if places.cut_for == len(places.stage_of) < self.job.num_workers:
             return self._recut_ratio(places.cut_for)

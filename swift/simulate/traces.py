@@ -1,8 +1,8 @@
 """Failure traces: the times at which nodes leave and join, generated or read from a file.
 
-Generated failures come at random times, or evenly spaced. Files are in one of the two formats published by Bamboo's
-authors (NSDI'23). Events: ``milliseconds,add|remove,node`` without a header. Availability: ``YYYY-MM-DD, HH:MM:SS, live
-instances``.
+Generated failures occur at random times or are evenly spaced. Files have one of the two formats published by Bamboo's
+authors (NSDI'23), without a header: ``milliseconds,add|remove,node`` for events, or
+``YYYY-MM-DD, HH:MM:SS, live instances`` for availability.
 """
 
 import heapq
@@ -27,12 +27,12 @@ _TOO_LONG = f"must have at most {_MAX_EVENTS:,} rows and changes of nodes, in {_
 
 
 class Event(NamedTuple):
-    """A node joins or leaves.
+    """Event in which a node joins or leaves.
 
     Attributes:
-        time_s: time since the start of the trace.
+        time_s: time since the start of the trace, in seconds.
         kind: ``add`` or ``remove``.
-        node: name of the node. The same name again is the same machine, repaired.
+        node: name of the node. A node that rejoins under the same name is the same machine, repaired.
     """
 
     time_s: float
@@ -41,11 +41,11 @@ class Event(NamedTuple):
 
 
 class NodeChange(NamedTuple):
-    """All changes of nodes at one time.
+    """All nodes that leave or join at one time.
 
     Attributes:
-        time_s: time since the start of the trace.
-        removed: present nodes that leave.
+        time_s: time since the start of the trace, in seconds.
+        removed: nodes that leave.
         added: nodes that join, or that leave and rejoin at the same time.
     """
 
@@ -60,10 +60,10 @@ class Trace:
 
     Attributes:
         events: events by time; a node is removed only while present, and added only while absent.
-        horizon_s: length of the trace; no event is later.
+        horizon_s: length of the trace in seconds; no event is later.
 
     Raises:
-        SettingError: the trace has no length.
+        SettingError: the length is not positive.
     """
 
     events: tuple[Event, ...]
@@ -86,7 +86,7 @@ class Trace:
 
     @property
     def num_failures(self) -> int:
-        """Number of nodes that leave after the start."""
+        """Number of times that a node leaves after the start."""
         return sum(len(change.removed) for change in self.changes)
 
     @property
@@ -100,7 +100,7 @@ class Trace:
 
     @property
     def mean_time_between_failures_s(self) -> float:
-        """Length of the trace per failure; infinite without failures."""
+        """Length of the trace divided by the number of failures, in seconds; infinite without failures."""
         return self.horizon_s / self.num_failures if self.num_failures else float("inf")
 
     def _all_changes(self) -> Iterator[NodeChange]:
@@ -125,14 +125,15 @@ class Trace:
 
 
 def poisson(num_nodes: int, mtbf_s: float, repair_s: float, horizon_s: float, seed: int = 0) -> Trace:
-    """Generates failures by a Poisson process: nodes do not age.
+    """Generates failures as a Poisson process, in which the failure rate does not depend on the past.
 
     Args:
-        num_nodes: number of nodes, named ``node1``, ..., all present at the start.
-        mtbf_s: mean time between failures in the cluster while all nodes are present; a node that is down cannot fail.
-        repair_s: time after which a failed node returns.
-        horizon_s: length of the trace.
-        seed: 32-bit seed.
+        num_nodes: number of nodes, named ``node1``, ``node2``, ..., all present at the start.
+        mtbf_s: mean time between failures in the cluster while all nodes are present, in seconds. A node that is down
+            cannot fail.
+        repair_s: time after which a failed node returns, in seconds.
+        horizon_s: length of the trace, in seconds.
+        seed: 32-bit seed for the times of failures and the nodes that fail.
     """
     return _random(num_nodes, mtbf_s, repair_s, horizon_s, seed, lambda source: source.expovariate(1 / mtbf_s))
 
@@ -142,12 +143,12 @@ def weibull(num_nodes: int, mtbf_s: float, shape: float, repair_s: float, horizo
 
     Args:
         num_nodes: number of nodes, as for ``poisson``.
-        mtbf_s: mean of the distribution.
-        shape: shape of the distribution. Below 1, failures come in bursts; at 1, they are as in ``poisson``; above 1,
-            more regular.
-        repair_s: time after which a failed node returns.
-        horizon_s: length of the trace.
-        seed: 32-bit seed.
+        mtbf_s: mean of the distribution, in seconds.
+        shape: shape parameter of the distribution. Below 1, failures come in bursts; at 1, they are distributed as in
+            ``poisson``; above 1, they are more regular.
+        repair_s: time after which a failed node returns, in seconds.
+        horizon_s: length of the trace, in seconds.
+        seed: 32-bit seed for the times of failures and the nodes that fail.
     """
     check_number("shape", shape, least=0.1)
     check_number("mtbf (s)", mtbf_s, above=0)
@@ -156,9 +157,15 @@ def weibull(num_nodes: int, mtbf_s: float, shape: float, repair_s: float, horizo
 
 
 def evenly_spaced(num_nodes: int, period_s: float, num_failures: int, seed: int = 0) -> Trace:
-    """Removes one random node per period, without returns, as in the traces of Oobleck's artifact.
+    """Generates the removal of one random node per period, as in the traces of Oobleck's artifact.
 
-    The trace ends with the last removal, so that one costs nothing.
+    Removed nodes do not return. The trace ends with the last removal, which therefore costs nothing.
+
+    Args:
+        num_nodes: number of nodes, as for ``poisson``.
+        period_s: time between removals, in seconds.
+        num_failures: number of removals, limited to the number of nodes.
+        seed: 32-bit seed for the nodes that leave.
 
     >>> trace = evenly_spaced(4, 60.0, 2)
     >>> trace.horizon_s, trace.num_failures, [change.time_s for change in trace.changes]
@@ -193,7 +200,7 @@ def _random(
             back_s, node = heapq.heappop(back)
             events.append(Event(back_s, "add", node))
             down.remove(node)
-        # Nodes that are down are drawn too, without effect: so fewer present nodes fail less often.
+        # Nodes that are down are drawn too, without effect, so that failures are rarer while fewer nodes are present.
         node = names[source.randrange(num_nodes)]
         if node not in down:
             events.append(Event(time_s, "remove", node))
@@ -218,17 +225,17 @@ class _Row(NamedTuple):
 
 
 def read_trace(path: Path, warn: Callable[[str], None], seed: int = 0) -> Trace:
-    """Reads a trace from a file; the first row determines the format.
+    """Reads a trace from a file in either of the two formats; the first row determines which one.
 
-    Rows out of order are sorted stably. The trace ends with its last row.
+    Rows that are out of order are sorted by time (stable sort). The trace ends with its last row.
 
     Args:
         path: path of the file.
-        warn: called with one line if rows are out of order.
-        seed: seed for choosing nodes where the file gives only their number.
+        warn: called with a one-line message if rows are out of order.
+        seed: seed for choosing the nodes that leave, if the file has only numbers of nodes.
 
     Raises:
-        SettingError: the file or a row cannot be read; the message has the line number.
+        SettingError: the file cannot be read, or a row is not valid; the message has the row's line number.
     """
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -294,7 +301,7 @@ def _availability(path: Path, rows: Sequence[tuple[int, str]], warn: Callable[[s
 
 
 def _come_and_go(counts: Iterable[tuple[float, int]], source: random.Random) -> list[Event]:
-    """Builds events that reach these node counts; added nodes are new, removed ones are random."""
+    """Builds events after which the numbers of live nodes are ``counts``; added nodes are new, removed ones random."""
     live, num_named, events = list[str](), 0, []
     for time_s, count in counts:
         while len(live) > count:

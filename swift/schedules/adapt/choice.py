@@ -1,4 +1,4 @@
-"""The choice after a failure between re-routing, moved roles and a recut, by throughput and the cost of moving."""
+"""Choice between re-routing, moved roles and a recut after a failure, by throughput and the cost of moving."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -24,17 +24,17 @@ from swift.topology import Worker
 
 MODES = ("auto", "reroute", "reassign", "recut")
 _MAX_OPS = 200_000
-"""Ops that planning all layouts may schedule, about a second's worth."""
+"""Number of ops that planning all layouts may schedule, which takes about a second."""
 _SAME = 1 + 1e-6
-"""Periods within this factor count as equal; then the plan that moves fewer blocks wins."""
+"""Periods within this factor of each other count as equal; then the plan that moves fewer blocks wins."""
 _LAYOUTS = 2, 6
-"""Number of layouts to plan, those with the least loads: at least, and at most (small problems without memory limit).
+"""Number of layouts to plan, starting with the least loaded: minimum, and maximum for problems without memory limit.
 
-With little memory a good order is harder to find than a good layout; more layouts in the same time would make the plans
-worse.
+With little memory a good order is harder to find than a good layout: planning more layouts in the same time would lead
+to worse plans.
 """
 Planner = Callable[[BlockMixture, int], tuple[Round | None, int]]
-"""Schedules a mixture within a limit on scheduled ops: returns the best round, if any, and the ops scheduled."""
+"""Schedules a mixture within a limit on scheduled ops: returns the best round, or None, and the number of ops used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Adaptation:
         mode: ``reroute``, ``reassign`` or ``recut``.
         work: problem without failures, and its blocks.
         failed: failed workers.
-        schedule: valid schedule (see ``verify``) over places; ``relocation`` maps workers to places.
+        schedule: valid schedule (see ``verify``), in which workers are places; ``relocation`` maps survivors to places.
         layout: blocks of each place.
         in_lockstep: whether ops run tick by tick, where each tick takes as long as its longest op.
     """
@@ -64,14 +64,14 @@ class Adaptation:
 
     @cached_property
     def period(self) -> float:
-        """Period of the schedule; in lockstep, ``lockstep_period`` if that is longer."""
+        """Period of the schedule; in lockstep, at least ``lockstep_period``."""
         schedule_period = period(self.schedule)
         # In a short window the last iteration drains, so the mean time per iteration may come out too short.
         return max(schedule_period, lockstep_period(self.schedule)) if self.in_lockstep else schedule_period
 
     @property
     def blocks_of_worker(self) -> dict[Worker, tuple[Run, ...]]:
-        """Runs of blocks that each survivor holds; empty for an idle one."""
+        """Runs of blocks that each survivor holds; empty for an idle survivor."""
         places, place_of = self.layout.places, self.relocation.place_of
         live = self.work.problem.topology.without(self.failed)
         worker_runs = {worker: places[place] for worker, place in place_of.items()}
@@ -79,15 +79,15 @@ class Adaptation:
 
     @property
     def ideal_throughput(self) -> float:
-        """Fraction of the workers that are live."""
+        """Throughput proportional to the number of live workers, as a fraction of the fault-free throughput."""
         workers = self.work.problem.topology.workers
         return 1 - len(self.failed) / len(workers)
 
     def pays_after_s(self, before: "Adaptation | None", seconds: float) -> float | None:
-        """Returns the time after which a move has paid for itself and for the move back; None if it never does.
+        """Returns the time in seconds after which moving to this plan and back has paid off, or None if it never does.
 
         Args:
-            before: the plan without a move; None if there is none.
+            before: plan without a move; None if no such plan exists.
             seconds: duration of the move, during which training waits.
         """
         if before is None or not seconds:
@@ -97,7 +97,10 @@ class Adaptation:
 
 
 def fault_free(work: BlockProblem, *, in_lockstep: bool = False) -> Adaptation:
-    """Plans the problem without failures, by ``v`` or ``zero_bubble``; throughputs are relative to this plan."""
+    """Plans the problem without failures, as the reference for throughputs.
+
+    Uses ``v`` if stages are in a V, otherwise ``zero_bubble``; in lockstep, ``lockstep``.
+    """
     problem = replace(work.problem, decoupled=True, staggered=True)
     schedule = lockstep(problem) if in_lockstep else v(problem) if work.in_v else zero_bubble(problem)
     return Adaptation("reroute", work, frozenset(), schedule, _as_cut(work, frozenset()), in_lockstep)
@@ -118,15 +121,15 @@ def adapt(
     Args:
         work: problem without failures, and its blocks.
         failed: failed workers.
-        mode: one of ``MODES``; ``auto`` takes the plan that gets the most done until the workers return.
-        downtime_s: time until the workers return; infinite to maximize throughput alone.
-        block_bytes: size of a block's state.
-        bandwidth: bytes per second from one worker to another.
-        in_lockstep: True for ops that run tick by tick, where each tick takes as long as its longest op; every op works
+        mode: one of ``MODES``; ``auto`` chooses the plan that completes the most work until the workers return.
+        downtime_s: time until the workers return, in seconds; infinite to maximize throughput alone.
+        block_bytes: size of a block's state, in bytes.
+        bandwidth: bandwidth from one worker to another, in bytes/s.
+        in_lockstep: whether ops run tick by tick, where each tick takes as long as its longest op, and every op works
             on one block.
 
     Raises:
-        SettingError: the mode is unknown, a stage has no survivor, or no plan fits the memory.
+        SettingError: the mode is unknown, a stage has no survivor, or no plan fits in memory.
     """
     if mode not in MODES:
         raise SettingError("mode", mode, f"must be one of {', '.join(MODES)}")
@@ -156,7 +159,7 @@ def adapt(
     plans = [stayed]
     for way in ("recut", "reassign"):
         shortest = min(plan.period for plan in plans)
-        # No need to plan moved roles if even the bound on their period is no better.
+        # Skip planning moved roles if even the lower bound on their period is no better.
         if way == "reassign" and _roles_bound(work, failed) >= shortest * (1 - 1e-9):
             continue
         plan = ways[way]()
@@ -170,14 +173,14 @@ def rerouted(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool
 
 
 def with_roles_moved(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False) -> Adaptation:
-    """Plans re-routing after live workers have taken failed ones' places, to spread failures over the stages."""
+    """Plans re-routing after live workers have taken places of failed ones, which spreads failures over the stages."""
     return _with_peers("reassign", work, failed, _spread(work, failed), in_lockstep)
 
 
 def _with_peers(
     mode: str, work: BlockProblem, failed: frozenset[Worker], empty: frozenset[Worker], in_lockstep: bool
 ) -> Adaptation:
-    """Plans re-routing for a layout in which these places are empty."""
+    """Plans re-routing for the fault-free cut with the places ``empty`` vacated."""
     planner = lockstep if in_lockstep else v if work.in_v else adaptive
     schedule = planner(work.with_failures(empty))
     verify(schedule)
@@ -187,19 +190,19 @@ def _with_peers(
 def recut(
     work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False, in_run: bool = False
 ) -> Adaptation | None:
-    """Plans re-partitioned pipelines of the survivors; None if no plan that was tried fits the memory.
+    """Plans re-partitioned pipelines of the survivors; returns None if none of the plans tried fits in memory.
 
     Args:
         work: problem without failures, and its blocks.
         failed: failed workers.
         in_lockstep: see ``adapt``.
-        in_run: True for the survivors of a run, whose memory is no larger than before. Then each survivor has a place,
-            and no pipeline has fewer workers than the pipeline with the fewest survivors.
+        in_run: True for the survivors of a running job, which have no more memory than before. Every survivor then has
+            a place, and no pipeline has fewer workers than the pipeline with the fewest survivors.
     """
     adaptations: list[Adaptation] = []
     left, shortest = _MAX_OPS, math.inf
     whole = whole_pipelines(work, failed)
-    # In a run each survivor needs a place: complete pipelines must not leave any idle.
+    # In a run every survivor needs a place, so complete pipelines must not leave any survivor idle.
     if in_run and whole is not None and len(whole.empty) > len(failed):
         whole = None
     possible = _mixtures(work, layouts(work, failed, in_run=in_run), in_lockstep)
@@ -221,7 +224,7 @@ def recut(
 def _mixtures(
     work: BlockProblem, possible: Iterable[BlockLayout], one_block: bool
 ) -> list[tuple[BlockMixture, Planner]]:
-    """Lists the mixtures worth planning, for the layouts with the least loads."""
+    """Lists the mixtures worth planning, for the layouts with the least loaded busiest worker."""
     least, most = _LAYOUTS
     if work.problem.memory_limit is not None:
         most = least
@@ -236,7 +239,7 @@ def _mixtures(
 
 
 def _as_whole(work: BlockProblem, whole: BlockLayout | None, in_lockstep: bool) -> list[tuple[BlockMixture, Planner]]:
-    """Lists ways to plan whole pipelines: like other layouts, and with the re-routing planner (in a V only that)."""
+    """Lists ways to plan whole pipelines: as for other layouts, and with a re-routing planner (the only way in a V)."""
     mixture = None if whole is None else unrouted(work, whole, one_block=in_lockstep)
     if mixture is None or not mixture.fits_alone:
         return []
@@ -244,14 +247,14 @@ def _as_whole(work: BlockProblem, whole: BlockLayout | None, in_lockstep: bool) 
         return [(mixture, _by(v))]
     if in_lockstep:
         return [(mixture, schedule_mixture)]
-    # Neither search is always the better one. Even where all pipelines differ, and both order the same problem, each
-    # finds a period up to 5 % shorter for some problems. And for equal pipelines, the planner may find a shorter one
-    # for all of them together than for one.
+    # Neither search is always better. Even if all pipelines differ, and both searches order the same problem, each
+    # finds a period up to 5 % shorter for some problems. For equal pipelines, the planner may find a shorter period for
+    # all of them together than for a single one.
     return [(mixture, schedule_mixture), (replace(mixture, plans_each=True), _by(adaptive))]
 
 
 def _by(planner: Callable[[Problem], Schedule]) -> Planner:
-    """Adapts a problem's planner to mixtures in which no micro-batch changes pipelines."""
+    """Adapts a planner of problems to mixtures in which no micro-batch changes pipelines."""
     return lambda mixture, _: (round_of(planner(mixture.reduced)), mixture.reduced.num_ops)
 
 

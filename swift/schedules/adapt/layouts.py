@@ -1,13 +1,13 @@
 """Layouts worth planning after a failure: pipelines of unequal length, cut by the costs of blocks.
 
-A pipeline with fewer workers has longer stages and takes fewer micro-batches. Which of its stages are the longest is
-free, and matters in two ways. Few blocks move if the cut changes only near the lost worker; and peers can share work
-more evenly if the pipelines' cuts differ.
+A pipeline with fewer workers has longer stages and takes fewer micro-batches. Which of its stages are the longest can
+be chosen, and the choice matters in two ways: few blocks move if the cut changes only near the lost worker, and peers
+can share work more evenly if the cuts of pipelines differ.
 
-Blocks are numbered in the order in which a pipeline's stages take them (``BlockOrder``). Where a stage holds one run of
-blocks, that is the order of the model. In a V a stage holds two: each stage takes the first and the last of the blocks
-that earlier stages have left. In this order a V's stage is a single run again, so one algorithm cuts pipelines and
-moves blocks for both.
+Blocks are numbered in the order in which a pipeline's stages take them (``BlockOrder``). If a stage holds one run of
+blocks, that is the order of the model. In a V a stage holds two runs: each stage takes the first and the last of the
+blocks that earlier stages have left. In this order a stage of a V is a single run again, so the same algorithm cuts
+pipelines and moves blocks in both cases.
 """
 
 import math
@@ -27,7 +27,7 @@ Run = tuple[int, int]
 """Consecutive blocks, as (first block, end)."""
 
 _PHASES = (0.5, 0.25, 0.75, 0.0)
-"""Rounding thresholds for even cuts, one per pipeline in turn, so that their long stages hold different blocks."""
+"""Rounding thresholds for even cuts. Pipelines use them in turn, so that their long stages hold different blocks."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class BlockOrder:
 
     Attributes:
         blocks: blocks in that order.
-        num_first: number of blocks in all stages' first runs. In a V the remaining blocks are in the last runs.
+        num_first: number of blocks in the first runs of all stages. In a V the remaining blocks are in the second runs.
     """
 
     blocks: tuple[int, ...]
@@ -51,7 +51,7 @@ class BlockOrder:
             stages: stage of each run.
 
         Raises:
-            SettingError: stages hold neither one run each nor two in a V.
+            SettingError: stages hold neither one run each nor two runs in a V.
 
         >>> BlockOrder.of((2, 2, 1, 3), (0, 1, 1, 0))
         BlockOrder(blocks=(7, 0, 6, 1, 5, 2, 4, 3), num_first=4)
@@ -64,13 +64,13 @@ class BlockOrder:
         blocks: list[int] = []
         for first, last in zip(runs[:P], reversed(runs[P:]), strict=True):
             run_blocks = range(*first), range(*last)[::-1]
-            # Evenly, so that any part of the stage's blocks is about as much of both runs.
+            # Interleave the two runs evenly, so that any part of the stage takes about the same share of both.
             positions = [((index + 0.5) / len(run), block) for run in run_blocks for index, block in enumerate(run)]
             blocks += [block for _, block in sorted(positions, key=lambda pair: pair[0])]
         return cls(tuple(blocks), sum(cut[:P]))
 
     def runs(self, run: Run) -> tuple[Run, ...]:
-        """Converts a run in this order to runs in the model's order: one, or two in a V.
+        """Converts a run in this order to runs in the order of the model: one run, or up to two in a V.
 
         >>> BlockOrder.of((2, 2, 1, 3), (0, 1, 1, 0)).runs((3, 6))
         ((1, 3), (5, 6))
@@ -86,12 +86,14 @@ class BlockProblem:
 
     Attributes:
         problem: problem without failures, in which all pipelines are alike.
-        blocks: costs of every block, as factors of ``problem.costs``; the first block's include the embedding, the last
-            block's the head.
-        cut: number of blocks of every chunk of the problem: of every stage, or of the two runs of each in a V.
+        blocks: costs of every block, as factors on ``problem.costs``. The first block's costs include the embedding,
+            the last block's costs include the head.
+        cut: number of blocks in every chunk of the problem: in every stage, or in each of its two runs in a V.
+        order: blocks in the order in which stages take them, derived from ``cut``.
 
     Raises:
-        SettingError: pipelines differ, a worker has failed, or stages hold neither one run of blocks nor two in a V.
+        SettingError: pipelines differ, a worker has failed, or stages hold neither one run of blocks each nor two runs
+            in a V.
     """
 
     problem: Problem
@@ -109,7 +111,7 @@ class BlockProblem:
 
     @classmethod
     def of_stages(cls, problem: Problem) -> "BlockProblem":
-        """Creates a problem in which every chunk is one block: a stage, or one run of a stage in a V."""
+        """Treats every chunk as one block: a stage, or one run of a stage in a V."""
         return cls(problem, problem.chunks or (Chunk(),) * problem.num_chunks, (1,) * problem.num_chunks)
 
     @property
@@ -119,7 +121,7 @@ class BlockProblem:
 
     @cached_property
     def runs_P(self) -> tuple[Run, ...]:
-        """Run of ``order`` that each stage holds without a failure."""
+        """Run of blocks, in ``order``, that each stage holds without failures."""
         size_P = np.bincount(self.problem.stage_DP[0], self.cut).astype(int).tolist()
         return tuple(pairwise(accumulate(size_P, initial=0)))
 
@@ -131,15 +133,19 @@ class BlockProblem:
 
     @cached_property
     def ordered_cost_L(self) -> np.ndarray:
-        """``cost_L`` in the order in which stages take the blocks, see ``order``."""
+        """``cost_L`` in the order in which stages take the blocks (``order``)."""
         return self.cost_L[list(self.order.blocks)]
 
     def chunks(self, bounds: Sequence[int]) -> tuple[Chunk, ...]:
-        """Merges the blocks between consecutive bounds, which start with 0 and end with the number of blocks."""
+        """Merges the blocks between consecutive bounds into chunks.
+
+        Args:
+            bounds: first block of each chunk, in the order of the model, and the number of blocks.
+        """
         return tuple(joined(self.blocks[first:end]) for first, end in pairwise(bounds))
 
     def with_failures(self, failed: frozenset[Worker]) -> Problem:
-        """Returns the problem in which peers run the failed workers' micro-batches, and nothing moves."""
+        """Returns the problem of re-routing: peers run the micro-batches of failed workers, and no block moves."""
         return replace(self.problem, failed=failed)
 
 
@@ -149,8 +155,8 @@ class BlockLayout:
 
     Attributes:
         order: blocks in the order in which stages take them.
-        runs_DP: for each place (pipeline, stage), its run in that order; None for a place that no worker takes. A
-            pipeline's runs follow each other and cover all blocks, unless it has none.
+        runs_DP: for each place (pipeline, stage), its run in that order; None for a place that no worker takes. The
+            runs of a pipeline are consecutive and cover all blocks, unless the pipeline has no runs.
     """
 
     order: BlockOrder
@@ -168,17 +174,17 @@ class BlockLayout:
 
     @property
     def pipelines(self) -> tuple[int, ...]:
-        """Pipelines that hold the model, that is, have blocks."""
+        """Pipelines that hold the blocks of the model; others are empty."""
         return tuple(d for d, runs in enumerate(self.runs_DP) if any(runs))
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """Blocks, in the model's order, at which any pipeline's run begins; then the number of blocks."""
+        """Blocks at which a run of any pipeline begins, in the order of the model, and the number of blocks."""
         runs = set(self.places.values())
         return tuple(sorted({0, *(end for run in runs for _, end in self.order.runs(run))}))
 
     def stages(self, bounds: Sequence[int]) -> list[list[int]]:
-        """Finds each pipeline's stage that holds each chunk between bounds; -1 in a pipeline without blocks."""
+        """Finds the stage that holds each chunk between bounds, for each pipeline; -1 in a pipeline without blocks."""
         stages_D = []
         for runs in self.runs_DP:
             stage_runs = [(run, p) for p, run in enumerate(runs) if run is not None]
@@ -188,7 +194,7 @@ class BlockLayout:
 
 
 def layouts(work: BlockProblem, failed: frozenset[Worker], *, in_run: bool = False) -> Iterator[BlockLayout]:
-    """Yields distinct layouts in which every survivor has a place; ``recut`` describes ``in_run``."""
+    """Yields distinct layouts that give every survivor a place; see ``recut`` for ``in_run``."""
     seen: set[BlockLayout] = set()
     as_they_are, *other_lengths = _lengths(work, failed)
     least = min(filter(None, as_they_are))
@@ -214,7 +220,11 @@ def layouts(work: BlockProblem, failed: frozenset[Worker], *, in_run: bool = Fal
 
 
 def whole_pipelines(work: BlockProblem, failed: frozenset[Worker]) -> BlockLayout | None:
-    """Builds a layout of as many complete pipelines, with the fault-free cut, as survivors can fill; others idle."""
+    """Builds the layout with as many complete pipelines as survivors can fill, with the fault-free cut.
+
+    Returns:
+        The layout, in which remaining survivors are idle, or None if the survivors cannot fill a pipeline.
+    """
     D, P = work.problem.num_pipelines, work.problem.num_stages
     number = (D * P - len(failed)) // P
     if not number:
@@ -224,14 +234,18 @@ def whole_pipelines(work: BlockProblem, failed: frozenset[Worker]) -> BlockLayou
 
 
 def _lengths(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[tuple[int, ...]]:
-    """Yields the pipelines' lengths: as they are, as many complete pipelines as possible, or all about equal."""
+    """Yields numbers of workers for each pipeline.
+
+    First the survivors of each pipeline as they are, then as many complete pipelines as possible, then pipelines of
+    about equal length.
+    """
     D, P, L = work.problem.num_pipelines, work.problem.num_stages, len(work.blocks)
     live = D * P - len(failed)
     present = [P - sum(pipeline == d for pipeline, _ in failed) for d in range(D)]
     longest_first = sorted(range(D), key=lambda d: (-present[d], d))
 
     def assign_lengths(sizes: Sequence[int]) -> tuple[int, ...]:
-        """Gives the greatest length to the pipeline with the most survivors, and so on down."""
+        """Assigns the greatest length to the pipeline with the most survivors, and so on in descending order."""
         lengths = [0] * D
         for d, size in zip(longest_first, sorted(sizes, reverse=True), strict=False):
             lengths[d] = min(size, L)
@@ -244,15 +258,16 @@ def _lengths(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[tuple[in
         if number * P >= live and live >= number:
             yield assign_lengths([live // number + (index < live % number) for index in range(number)])
     if whole and rest:
-        # The rest may be too short to be worth a pipeline of its own: let two pipelines share the shortage.
+        # The remaining workers may be too few for a pipeline of their own: let two pipelines share the shortage.
         both = P + rest
         yield assign_lengths([P] * (whole - 1) + [both - both // 2, both // 2])
 
 
 def _places(work: BlockProblem, failed: frozenset[Worker], lengths: Sequence[int]) -> list[list[int]]:
-    """Chooses the stages that are taken in each pipeline: survivors' own first, and every stage at least once.
+    """Chooses the stages that are filled in each pipeline: first those of survivors, and every stage at least once.
 
-    Here a stage is only the name of a place, whatever blocks it holds. A run needs somebody in every stage.
+    Here a stage is only the name of a place, independent of the blocks that it holds. A run needs a worker in every
+    stage.
     """
     num_stages = work.problem.num_stages
     stages_D = []
@@ -269,7 +284,14 @@ def _places(work: BlockProblem, failed: frozenset[Worker], lengths: Sequence[int
 
 
 def _runs(work: BlockProblem, stages: Sequence[int], phase: float | None) -> tuple[Run | None, ...]:
-    """Cuts a pipeline over the places taken; with ``phase`` None, near the blocks that they hold without a failure."""
+    """Cuts a pipeline into runs for the stages that are filled.
+
+    Args:
+        work: problem without failures, and its blocks.
+        stages: stages that are filled, ascending.
+        phase: rounding threshold of an even cut, see ``_even_ends``; None to cut near the blocks that the stages hold
+            without failures.
+    """
     runs: list[Run | None] = [None] * work.problem.num_stages
     if not stages:
         return tuple(runs)
@@ -282,7 +304,7 @@ def _runs(work: BlockProblem, stages: Sequence[int], phase: float | None) -> tup
 
 
 def _least_longest(cost_L: np.ndarray, num_stages: int) -> float:
-    """Minimizes the longest stage's time over all cuts into this many stages, by bisection."""
+    """Returns the least possible time of the longest stage over all cuts into ``num_stages`` stages, by bisection."""
     sums = np.cumsum(np.append(0.0, cost_L))
     low, high = max(float(cost_L.max()), float(sums[-1]) / num_stages), float(sums[-1])
 
@@ -306,7 +328,7 @@ def _least_longest(cost_L: np.ndarray, num_stages: int) -> float:
 
 
 def _even_ends(work: BlockProblem, num_stages: int, phase: float) -> list[int]:
-    """Cuts where the cumulative cost reaches each stage's share; a fraction above ``phase`` of a block rounds up."""
+    """Cuts where the cumulative cost reaches each stage's share; a fraction of a block above ``phase`` rounds up."""
     L = len(work.blocks)
     sums = np.cumsum(work.ordered_cost_L)
     ends: list[int] = []
@@ -320,11 +342,11 @@ def _even_ends(work: BlockProblem, num_stages: int, phase: float) -> list[int]:
 
 
 def _near_ends(work: BlockProblem, stages: Sequence[int]) -> list[int]:
-    """Cuts so that the longest stage is as short as possible and, among these cuts, the fewest blocks move."""
+    """Finds the cut that moves the fewest blocks among those whose longest stage is as short as possible."""
     L, num = len(work.blocks), len(stages)
     sums = np.cumsum(np.append(0.0, work.ordered_cost_L)).tolist()
     cap = _least_longest(work.ordered_cost_L, num) * (1 + 1e-9)
-    # Dynamic program. best[end]: (blocks moved, sum of squares, begin of the last stage) for the stages so far.
+    # Dynamic program. best[end]: (blocks moved, sum of squares, first block of the last stage) for the stages so far.
     best: dict[int, tuple[float, float, int]] = {0: (0, 0.0, 0)}
     steps: list[dict[int, tuple[float, float, int]]] = []
     for stage, p in enumerate(stages):

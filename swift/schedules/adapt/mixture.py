@@ -1,11 +1,11 @@
-"""A layout and a division of micro-batches over its pipelines, as a problem with an executor for every chunk.
+"""Division of micro-batches over the pipelines of a layout, as a problem with an executor for every chunk.
 
-Every block of a micro-batch runs on some worker that holds it. Most micro-batches stay on one pipeline; a remainder is
-re-routed block by block, so that no worker has much more work than another. A linear program finds the least possible
-load of the busiest worker; a small integer program rounds the remainder.
+Every block of a micro-batch runs on one of the workers that hold it. Most micro-batches stay on one pipeline; a
+remainder is re-routed block by block, so that no worker has much more work than another. A linear program finds the
+least possible load of the busiest worker; a small integer program rounds the remainder.
 
-Equal pipelines without re-routed micro-batches run the same schedule, so only one of them is planned. A cluster of a
-thousand workers with a few losses then takes hardly longer to plan than the pipelines that differ.
+Equal pipelines without re-routed micro-batches run the same schedule, so only one of them is planned. Planning a
+cluster of a thousand workers with a few losses then takes hardly longer than planning the pipelines that differ.
 
 Shape suffixes: D pipelines that hold the model, K chunks, W workers, J micro-batches.
 """
@@ -23,19 +23,19 @@ from swift.schedules.schedule import Round
 from swift.topology import Topology
 
 _MOST_NODES = 20
-"""Node limit of an integer program. Not a time limit, so that a plan is the same on every machine."""
+"""Node limit of an integer program, used instead of a time limit so that a plan is the same on every machine."""
 _SLACK = 1e-6
 _REST_SLACK = 1e-3
 """Solver error to expect in sums of micro-batches; limits are at least 0.01 away from whole numbers."""
 _MOST_UNITS = 5
-"""Number of loads to try, one unit apart. Chunks of several units cannot be divided as evenly as the first load."""
+"""Number of loads to try, one unit apart. The first one may be too low, since chunks may have several units."""
 _FEW, _FEW_SHARE = 24, 0.01
-"""Micro-batches that may be re-routed at any load but the largest: this number, or this share of all."""
+"""Micro-batches that may be re-routed at any load but the largest: this number, or this fraction of all, if more."""
 _AS_GOOD = 1.002
 """Loads within this factor of the least are equally good."""
 
 _MOST_PARTS = 4_000
-"""Limit on blocks times pipelines for dividing each block separately; larger problems divide chunks between cuts."""
+"""Limit on blocks times pipelines up to which every block is routed separately; beyond it, whole chunks are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +43,9 @@ class Division:
     """A division of micro-batches over pipelines.
 
     Attributes:
-        whole_D: for each pipeline, micro-batches that run there entirely.
+        whole_D: number of micro-batches that run entirely on each pipeline.
         routes_RK: pipeline that runs each chunk of every other micro-batch.
-        load: time of F, B and W on the busiest worker.
+        load: total time of F, B and W on the busiest worker, per iteration.
     """
 
     whole_D: tuple[int, ...]
@@ -54,7 +54,7 @@ class Division:
 
 
 def min_max_load(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> float:
-    """Computes the least load of the busiest worker if micro-batches were divisible at will."""
+    """Computes the least possible load of the busiest worker if micro-batches could be divided arbitrarily."""
     solution = _program(worker_DK, cost_K, number, None, is_integral=False)
     assert solution is not None, "some load is enough"
     return float(solution[-1])
@@ -66,7 +66,7 @@ def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) 
     Args:
         worker_DK: worker that holds each chunk in each pipeline.
         cost_K: time of F, B and W together for each chunk.
-        number: micro-batches of all pipelines.
+        number: number of micro-batches in all pipelines together.
         unit: time of F, B and W together for the smallest block.
     """
     divisions = [_whole_only(worker_DK, cost_K, number)]
@@ -78,14 +78,14 @@ def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) 
         most_rest = max(_FEW, number * _FEW_SHARE) if more + 1 < _MOST_UNITS else number
         whole_D = most_whole(worker_DK, cost_K, number, load * (1 + _SLACK), most_rest)
         if whole_D is None:
-            continue  # too many re-routed: a unit more of load needs fewer
+            continue  # too many would be re-routed: one more unit of load needs fewer
         rest = number - int(whole_D.sum())
         routed_DK = _rounded(worker_DK, cost_K, whole_D, rest, load, unit)
         loads_W = np.zeros(int(worker_DK.max()) + 1)
         np.add.at(loads_W, worker_DK, (whole_D[:, None] + routed_DK) * cost_K)
         divisions.append(Division(tuple(whole_D.tolist()), _routes(routed_DK), float(loads_W.max())))
     enough = min(division.load for division in divisions) * _AS_GOOD
-    # Prefer few pipelines in routes: pipelines without re-routed micro-batches stay equal and are planned once.
+    # Prefer routes over few pipelines: pipelines without re-routed micro-batches stay equal and are planned once.
     return min(
         (division for division in divisions if division.load <= enough),
         key=lambda division: (len(np.unique(division.routes_RK)), division.load),
@@ -111,10 +111,18 @@ def _whole_only(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> Divis
 def most_whole(
     worker_DK: np.ndarray, cost_K: np.ndarray, number: int, load: float, most_rest: float
 ) -> np.ndarray | None:
-    """Maximizes the micro-batches that stay on each pipeline at a load, int64[D]; None if the rest would be too many.
+    """Maximizes the number of micro-batches that stay on one pipeline if no worker exceeds a load.
 
-    The integer program takes seconds for a thousand workers. The linear program's remainder is a lower bound, so it is
-    solved first and often answers that alone.
+    The integer program takes seconds for a thousand workers. The remainder of the linear program is a lower bound, so
+    the linear program is solved first and often suffices to rule out a load.
+
+    Args:
+        worker_DK, cost_K, number: see ``divide``.
+        load: load that no worker may exceed.
+        most_rest: largest number of micro-batches that may be re-routed.
+
+    Returns:
+        Number of micro-batches that stay on each pipeline, int64[D], or None if more than ``most_rest`` would remain.
     """
     whole_D = np.zeros(len(worker_DK))
     for is_integral in (False, True):
@@ -130,15 +138,16 @@ def most_whole(
 def _program(
     worker_DK: np.ndarray, cost_K: np.ndarray, number: int, load: float | None, *, is_integral: bool
 ) -> np.ndarray | None:
-    """Minimizes the load, or, at a given load, the micro-batches that do not stay on one pipeline.
+    """Minimizes the load of the busiest worker or, at a given load, the number of re-routed micro-batches.
 
     Args:
         worker_DK, cost_K, number: see ``divide``.
-        load: load that no worker exceeds; None to minimize it.
-        is_integral: whether only whole micro-batches stay on a pipeline.
+        load: load that no worker may exceed; None to minimize it.
+        is_integral: whether the number of micro-batches that stay on a pipeline must be whole.
 
     Returns:
-        float64[D + D * K + 1]: micro-batches that stay, routed chunks (not rounded), load; None without a solution.
+        float64[D + D * K + 1]: micro-batches that stay on each pipeline, routed chunks (not rounded), and the load; or
+        None if there is no solution.
     """
     # Imported on use: scipy.optimize takes 0.4 s.
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -148,7 +157,7 @@ def _program(
     number_of_workers, size = int(worker_DK.max()) + 1, D + D * K + 1
     d_n, k_n = np.repeat(np.arange(D), K), np.tile(np.arange(K), D)
     # Columns: micro-batches that stay on each pipeline, routed chunks, the load. Rows of ``equal``: each chunk runs
-    # once for every micro-batch. Rows of ``most``: no worker has more work than the load.
+    # once for every micro-batch. Rows of ``most``: no worker exceeds the load.
     equal = coo_array((np.ones(2 * D * K), (np.tile(k_n, 2), np.append(d_n, D + np.arange(D * K)))), shape=(K, size))
     w_n = np.append(np.tile(worker_DK.ravel(), 2), np.arange(number_of_workers))
     columns = np.concatenate([d_n, D + np.arange(D * K), np.full(number_of_workers, size - 1)])
@@ -157,7 +166,7 @@ def _program(
     goal, high = np.zeros(size), np.full(size, np.inf)
     if load is None:
         goal[-1] = 1.0
-        high[:D] = 0.0  # the load is the same if all chunks are routed one by one
+        high[:D] = 0.0  # the least load is the same if all chunks are routed separately
     else:
         goal[D:-1] = cost_K[k_n] / cost_K.sum()
         high[-1] = load
@@ -177,7 +186,7 @@ def _program(
 def _rounded(
     worker_DK: np.ndarray, cost_K: np.ndarray, whole_D: np.ndarray, rest: int, load: float, unit: float
 ) -> np.ndarray:
-    """Rounds the remainder to whole micro-batches, int64[D, K], with a sum of ``rest`` at each chunk."""
+    """Rounds the remainder to whole micro-batches at each pipeline and chunk, int64[D, K]; chunks sum to ``rest``."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
 
@@ -189,7 +198,8 @@ def _rounded(
     np.add.at(base_W, worker_DK, whole_D[:, None] * cost_K)
     cost_n, rows_W = np.tile(cost_K, D), np.arange(W)
     equal = coo_array((np.ones(n), (np.tile(np.arange(K), D), np.arange(n))), shape=(K, n + 2 * W + 1))
-    # A worker's load is below the last unit (free), within it (cheap), or above it (the maximum over workers counts).
+    # Work below the last unit of a worker's load is free, work within it is cheap, and work above it costs as much as
+    # the worker that exceeds the load the most.
     rows = np.concatenate([worker_DK.ravel(), rows_W, rows_W])
     columns = np.concatenate([np.arange(n), n + rows_W, np.full(W, n + 2 * W)])
     values = np.concatenate([cost_n, np.full(2 * W, -1.0)])
@@ -222,7 +232,7 @@ def _rounded_by_hand(worker_DK: np.ndarray, cost_K: np.ndarray, base_W: np.ndarr
 
 
 def _routes(routed_DK: np.ndarray) -> np.ndarray:
-    """Joins routed chunks into micro-batches that seldom change pipelines, int64[R, K]."""
+    """Combines routed chunks into micro-batches that rarely change pipelines, int64[R, K]."""
     D, K = routed_DK.shape
     rest = int(routed_DK[:, 0].sum())
     routes_RK = np.zeros((rest, K), int)
@@ -241,14 +251,14 @@ def _routes(routed_DK: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class BlockMixture:
-    """A problem with its executors, ready to be scheduled.
+    """A layout with its micro-batches divided over pipelines: a problem with its executors, ready to be scheduled.
 
     Attributes:
         work: problem without failures, and its blocks.
-        layout: runs of blocks of all places.
+        layout: run of blocks of each place.
         bounds: first block of each chunk, and the number of blocks.
         routes_D: for each pipeline, the executors of its micro-batches, int64[J, K].
-        load: time of F, B and W on the busiest worker.
+        load: total time of F, B and W on the busiest worker, per iteration.
         plans_each: whether equal pipelines are planned separately.
     """
 
@@ -261,12 +271,12 @@ class BlockMixture:
 
     @cached_property
     def problem(self) -> Problem:
-        """The problem with all pipelines."""
+        """Problem of scheduling all pipelines."""
         return self._problem_of(range(self.work.problem.num_pipelines), self.work.problem)
 
     @property
     def microbatches(self) -> tuple[int, ...]:
-        """Micro-batches of each pipeline."""
+        """Number of micro-batches in each pipeline."""
         return tuple(len(routes) for routes in self.routes_D)
 
     @cached_property
@@ -276,7 +286,7 @@ class BlockMixture:
 
     @cached_property
     def planned_as(self) -> tuple[int, ...]:
-        """Pipeline whose schedule each pipeline runs: the first equal one, or itself."""
+        """Pipeline whose schedule each pipeline copies: the first pipeline equal to it, or itself."""
         stages, first_of_kind = self.layout.stages(self.bounds), dict[object, int]()
         visited = {d for e, routes in enumerate(self.routes_D) for d in np.unique(routes).tolist() if d != e}
         as_D = []
@@ -293,25 +303,25 @@ class BlockMixture:
 
     @cached_property
     def reduced(self) -> Problem:
-        """The problem with only the pipelines that are planned."""
+        """Problem of scheduling only the pipelines that are planned (``representatives``)."""
         return self._problem_of(self.representatives, self.work.problem)
 
     @cached_property
     def fits_alone(self) -> bool:
-        """Whether a single micro-batch fits on every worker, since some hold more blocks than without a failure."""
+        """Whether a single micro-batch fits on every worker, although some hold more blocks than without failures."""
         limit, unlimited = self.work.problem.memory_limit, replace(self.work.problem, memory_limit=None)
         return limit is None or self._problem_of(self.representatives, unlimited).microbatch_peak <= limit
 
     @cached_property
     def executor(self) -> list[int]:
-        """Executors of the reduced problem, in the form of ``Policy.executor``."""
+        """Executors of the reduced problem, in the layout of ``Policy.executor``."""
         index = {d: number for number, d in enumerate(self.representatives)}
         return [
             index[d] for representative in self.representatives for d in self.routes_D[representative].ravel().tolist()
         ]
 
     def expanded(self, reduced_plan: Round) -> Round:
-        """Copies each representative's schedule to all pipelines that are planned as it is."""
+        """Copies each representative's schedule to all pipelines that it represents."""
         D, M, K = self.work.problem.num_pipelines, self.problem.most_microbatches, len(self.bounds) - 1
         executor_DMK, start_3DMK = np.full((D, M, K), -1, np.int32), np.full((3, D, M, K), np.nan)
         for d, routes in enumerate(self.routes_D):
@@ -330,7 +340,8 @@ class BlockMixture:
             num_microbatches=tuple(len(self.routes_D[d]) for d in pipelines),
             failed=frozenset((row, p) for row, d in enumerate(pipelines) for e, p in self.layout.empty if d == e),
             chunks=self.work.chunks(self.bounds),
-            # A pipeline without blocks runs nothing; ``Problem`` needs a stage for each chunk, so take another's.
+            # A pipeline without blocks runs nothing. ``Problem`` needs a stage for each of its chunks, so use those of
+            # another pipeline.
             stage_of_chunk=tuple(
                 tuple(stages[d if d in nonempty_pipelines else nonempty_pipelines[0]]) for d in pipelines
             ),
@@ -338,16 +349,16 @@ class BlockMixture:
 
 
 def mixtures(work: BlockProblem, layout: BlockLayout, *, one_block: bool = False) -> list[BlockMixture]:
-    """Divides the micro-batches over a layout's pipelines, in one or two ways.
+    """Divides the micro-batches over the pipelines of a layout, in one or two ways.
 
     Args:
         work: problem without failures, and its blocks.
-        layout: runs of blocks of all places.
-        one_block: True for ops of one block each, False for as few chunks as possible.
+        layout: run of blocks of each place.
+        one_block: True for ops that work on one block each, False for as few chunks as possible.
 
     Returns:
-        A mixture without re-routing; before it, if that lowers the busiest worker's load, one that re-routes a
-        remainder.
+        A mixture without re-routing, preceded by one that re-routes a remainder if that lowers the load of the busiest
+        worker.
     """
     whole = unrouted(work, layout, one_block=one_block)
     fine = one_block or len(work.blocks) * len(layout.pipelines) <= _MOST_PARTS
@@ -367,7 +378,7 @@ def _all_bounds(work: BlockProblem) -> tuple[int, ...]:
 
 
 def parts(work: BlockProblem, layout: BlockLayout, bounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns ``divide``'s first arguments: each chunk's worker, each chunk's cost, number of micro-batches."""
+    """Computes the first three arguments of ``divide``: ``worker_DK``, ``cost_K`` and ``number``."""
     P, stages = work.problem.num_stages, np.array(layout.stages(bounds))
     rows = list(layout.pipelines)
     worker_DK = np.arange(len(rows))[:, None] * P + stages[rows]

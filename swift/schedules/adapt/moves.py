@@ -1,7 +1,7 @@
-"""Relocation of blocks when a layout takes effect, and whether it pays.
+"""Relocation of blocks to a new layout, and whether it pays off.
 
-``relocate`` decides which worker takes which place, and which blocks it gets from whom. ``MigrationPolicy`` weighs the
-cost of a move against its gain, given how long workers are expected to stay away (``Downtimes``).
+``relocate`` decides which worker takes which place, and from which workers it copies blocks. ``MigrationPolicy``
+compares the cost of a move with its gain, given how long workers are expected to stay away (``Downtimes``).
 """
 
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ from swift.schedules.adapt.layouts import BlockLayout, BlockProblem
 from swift.topology import Worker
 
 BLOCK_BYTES = 3.5e9
-"""State of a block in a model with 7e9 parameters: 220e6 parameters, with master weights and moments."""
+"""Bytes of a block's state in a model with 7e9 parameters: 220e6 parameters, with master weights and moments."""
 BANDWIDTH = 12.5e9
-"""Bytes per second from one worker to another, in each direction."""
+"""Bandwidth from one worker to another in each direction, in bytes/s."""
 
 
 @dataclass(frozen=True)
 class Relocation:
-    """The moves from the fault-free layout to another one.
+    """Moves of workers and blocks from the fault-free layout to another one.
 
     Attributes:
-        place_of: place of each survivor that has one in the new layout.
-        transfers: (block, giver, taker) for every block that a worker does not hold yet.
+        place_of: new place of each survivor; idle survivors are left out.
+        transfers: (block, sender, receiver) for every block that a worker needs and does not hold yet.
     """
 
     place_of: Mapping[Worker, Worker]
@@ -38,7 +38,12 @@ class Relocation:
         return len(self.transfers)
 
     def seconds(self, block_bytes: float = BLOCK_BYTES, bandwidth: float = BANDWIDTH) -> float:
-        """Returns the time of all copies: workers transfer in parallel, so the busiest sender or receiver decides."""
+        """Returns the time of all copies in seconds: that of the busiest sender or receiver, since copies are parallel.
+
+        Args:
+            block_bytes: size of a block's state, in bytes.
+            bandwidth: bandwidth of a worker in each direction, in bytes/s.
+        """
         number: dict[tuple[str, Worker], int] = {}
         for _, giver, taker in self.transfers:
             for end in (("gives", giver), ("takes", taker)):
@@ -47,7 +52,7 @@ class Relocation:
 
 
 def assign_blocks(work: BlockProblem, failed: frozenset[Worker]) -> list[list[Worker]]:
-    """Lists the survivors that hold each block, with blocks in the layout's order.
+    """Lists the survivors that hold each block, with blocks in the order of ``BlockOrder``.
 
     Raises:
         SettingError: no survivor holds some block.
@@ -82,7 +87,7 @@ def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker])
     stays_WN = np.array([w * work.problem.num_stages + p for w, p in live])[:, None] == np.array(
         [d * work.problem.num_stages + p for d, p in places]
     )
-    # The overlap in blocks counts twice, so that staying in place only breaks ties.
+    # The overlap in blocks has weight 2, so that staying in place only breaks ties.
     rows, columns = linear_sum_assignment(2.0 * np.maximum(0, kept_WN) + stays_WN, maximize=True)
     names = list(places)
     place_of = {live[row]: names[column] for row, column in zip(rows.tolist(), columns.tolist(), strict=True)}
@@ -100,11 +105,12 @@ def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker])
 
 @dataclass(frozen=True)
 class Downtimes:
-    """Expected times until workers return: told by the user, or learnt from workers that have returned.
+    """Expected times until workers return: given by the user, or learned from workers that have returned.
 
     Attributes:
-        told_s: expected time in seconds; None for the mean of past downtimes, or infinite before the first one ends.
-        down_since: for each worker that is down, when it failed, in seconds on any clock.
+        told_s: expected time in seconds, given by the user; None for the mean of past downtimes, which is infinite
+            before the first one ends.
+        down_since: time at which each worker that is down failed, in seconds on any clock.
         seen_s: durations of past downtimes, in seconds.
     """
 
@@ -113,14 +119,14 @@ class Downtimes:
     seen_s: tuple[float, ...] = ()
 
     def after(self, failed: frozenset[Worker], time: float) -> "Downtimes":
-        """Returns the downtimes if exactly these workers are down from ``time`` on."""
+        """Updates the downtimes: from ``time`` on, exactly the workers in ``failed`` are down."""
         ended = tuple(time - since for worker, since in self.down_since.items() if worker not in failed)
         down = {worker: self.down_since.get(worker, time) for worker in failed}
         return replace(self, down_since=down, seen_s=(*self.seen_s, *ended))
 
     @property
     def expected_s(self) -> float:
-        """Expected time until the next return, taken as memoryless: time already waited does not shorten it."""
+        """Expected time until the next return, in seconds; assumed memoryless, so time already waited has no effect."""
         if self.told_s is not None:
             return self.told_s
         return fmean(self.seen_s) if self.seen_s else float("inf")
@@ -128,11 +134,11 @@ class Downtimes:
 
 @dataclass(frozen=True)
 class MigrationPolicy:
-    """The rule by which a run moves blocks to survivors after a failure; they move back when the worker returns.
+    """Policy by which a run decides whether to move blocks to survivors after a failure, until the worker returns.
 
     Attributes:
-        downtimes: how long workers stay away.
-        is_always: whether to move blocks regardless of the time that it takes.
+        downtimes: past and expected times until workers return.
+        is_always: whether to move blocks regardless of the time that moving takes.
         bytes_per_s: speed at which the worker with the most bytes to copy receives them while training waits.
     """
 
@@ -141,22 +147,27 @@ class MigrationPolicy:
     bytes_per_s: float = BANDWIDTH
 
     def after(self, failed: frozenset[Worker], time: float) -> "MigrationPolicy":
-        """Returns the rule if exactly these workers are down from ``time`` on."""
+        """Updates the downtimes: from ``time`` on, exactly the workers in ``failed`` are down."""
         return replace(self, downtimes=self.downtimes.after(failed, time))
 
     def after_move(self, most_bytes: float, seconds: float) -> "MigrationPolicy":
-        """Returns the rule with the speed measured in a move."""
+        """Updates the speed to the one measured in a move.
+
+        Args:
+            most_bytes: bytes that the worker with the most bytes to copy received.
+            seconds: duration of the move.
+        """
         return replace(self, bytes_per_s=most_bytes / seconds) if seconds > 0 else self
 
     def pays_after_s(self, gain: float, most_bytes: float) -> float:
-        """Returns the time after which moving blocks, and moving them back, has paid for itself.
+        """Returns the time in seconds after which moving blocks and moving them back has paid off.
 
         Args:
-            gain: fraction of a re-routed iteration's time that the move saves.
+            gain: fraction of the duration of a re-routed iteration that the move saves.
             most_bytes: bytes to copy, for the worker that has to copy the most.
         """
         return 2 * most_bytes / self.bytes_per_s / gain
 
     def is_worth(self, gain: float, most_bytes: float) -> bool:
-        """Whether to move now, as far as the downtime can be predicted."""
+        """Returns whether moving pays off before the workers are expected to return; see ``pays_after_s``."""
         return self.is_always or self.pays_after_s(gain, most_bytes) < self.downtimes.expected_s

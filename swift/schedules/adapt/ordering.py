@@ -1,8 +1,9 @@
-"""Schedules for a mixture: list scheduling under many policies, in which workers may begin late.
+"""Schedules for a mixture, by list scheduling under many policies in which workers may begin late.
 
-A worker with chunks of several stages can begin an iteration only when all of them are updated. If it began with the
-others, its period would be longer by the time between these updates. So each policy is tried again, and every worker
-begins as late as the updates of the last try allow. The resulting order is timed exactly (``time_round``).
+A worker with chunks of several stages can begin an iteration only after all of them are updated. If it began together
+with the others, its period would be longer by the time between these updates. Each policy is therefore tried again with
+every worker beginning as late as the updates of the previous try allow. The resulting order is timed exactly
+(``time_round``).
 """
 
 import itertools
@@ -20,7 +21,7 @@ from swift.schedules.schedule import Round, fits
 from swift.schedules.sequences import time_round
 
 _STRETCHES = (1.0, 1.01, 1.03)
-"""Periods to aim for, as factors of the least load."""
+"""Periods to aim for, as multiples of ``_goal``."""
 _MOST_TIMED = 2
 
 
@@ -35,16 +36,16 @@ def schedule_mixture(mixture: BlockMixture, max_ops: int) -> tuple[Round | None,
 
     Args:
         mixture: layout and division of micro-batches.
-        max_ops: ops that all tries together may schedule; at least three policies are tried.
+        max_ops: number of ops that all tries together may schedule; at least three policies are tried.
 
     Returns:
-        The best round, None if no try fits in memory; and the number of ops scheduled.
+        The best round, or None if no try fits in memory, and the number of ops scheduled.
     """
     problem = mixture.reduced
     costs, limit = problem.costs, problem.memory_limit
     if limit is None or not costs.inbox:
         return _best(mixture, problem, max_ops)
-    # How long messages occupy inboxes is known only afterwards, so set some memory aside for them.
+    # How long messages occupy inboxes is known only after scheduling, so reserve some memory for them.
     used = 0
     for messages in (1, 2, 4, 8):
         least = problem.microbatch_peak - costs.inbox
@@ -96,7 +97,7 @@ def _goal(mixture: BlockMixture, problem: Problem) -> float:
 
 
 def _later(problem: Problem, attempt: _Try, target: float) -> Iterator[_Try]:
-    """Retries a policy with every worker beginning ``target`` before the last update of its chunks."""
+    """Retries a policy with every worker beginning ``target`` before the end of the last update of its chunks."""
     begins = [0.0] * (problem.num_pipelines * problem.num_stages)
     for index in range(4):
         update = attempt.listing.update
@@ -128,7 +129,13 @@ def _policies(mixture: BlockMixture, problem: Problem) -> Iterator[Policy]:
 
 
 def _ranks(mixture: BlockMixture, problem: Problem, place: float | None) -> list[float]:
-    """Ranks micro-batches by index; re-routed ones are spread evenly among the others, at offset ``place``."""
+    """Ranks micro-batches by index; re-routed ones are spread evenly among the others.
+
+    Args:
+        mixture: mixture with the executors.
+        problem: reduced problem of the mixture.
+        place: offset of the re-routed micro-batches, from 0 (early) to 1 (late); None to rank them by index.
+    """
     D, M, K = problem.num_pipelines, problem.most_microbatches, problem.num_chunks
     rank = [m * (M / problem.microbatches[d]) + d / D for d, m in microbatch_ids(problem)]
     if place is not None:
@@ -140,7 +147,7 @@ def _ranks(mixture: BlockMixture, problem: Problem, place: float | None) -> list
 
 
 def _listed(problem: Problem, mixture: BlockMixture, listing: Listing) -> Round:
-    """Builds a round from a listing's own times."""
+    """Builds a round with the start times of a listing."""
     executor_DMK, (d_J, m_J) = _executors(problem, mixture)
     start_3DMK = np.full((3, *executor_DMK.shape), np.nan)
     start_3DMK[:, d_J, m_J] = np.array(listing.start).reshape(-1, problem.num_chunks, 3).transpose(2, 0, 1)
@@ -149,7 +156,7 @@ def _listed(problem: Problem, mixture: BlockMixture, listing: Listing) -> Round:
 
 
 def _timed(problem: Problem, mixture: BlockMixture, attempt: _Try) -> Round:
-    """Times a listing's order of ops exactly, with all updates at the end."""
+    """Builds a round with a listing's order of ops and exact times, where all updates come last."""
     K, names = problem.num_chunks, microbatch_ids(problem)
     executor_DMK, (d_J, m_J) = _executors(problem, mixture)
     worker_JK = problem.worker_DP[executor_DMK[d_J, m_J], np.arange(K)]
@@ -165,7 +172,7 @@ def _timed(problem: Problem, mixture: BlockMixture, attempt: _Try) -> Round:
 
 
 def _executors(problem: Problem, mixture: BlockMixture) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the executors in the form of ``Round``, and the micro-batches' names, int64[2, J]."""
+    """Returns the executors in the layout of ``Round``, and the (pipeline, index) of each micro-batch, int64[2, J]."""
     names, K = np.array(microbatch_ids(problem)).T, problem.num_chunks
     executor_DMK = np.full((problem.num_pipelines, problem.most_microbatches, K), -1, np.int32)
     executor_DMK[names[0], names[1]] = np.array(mixture.executor, np.int32).reshape(-1, K)

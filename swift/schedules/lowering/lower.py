@@ -1,11 +1,12 @@
-"""Lowering of a schedule to a ``TickTable``, and the bytes that its slots take.
+"""Lowering of a schedule to a ``TickTable``, and the bytes that its slots occupy.
 
-A stash occupies its slot from the tick in which it is written to the tick of its last reader; a message, from the tick
-after it moves. While an op runs, its inputs and outputs coexist: B holds its own stash and the values that F keeps for
-W, and writes the W-stash in addition. ``peak_memory`` instead lets B overwrite its input with the W-stash. So the two
-measures differ within ticks, by at most the smaller stash; between ticks no B runs, and they agree on stashes.
+A stash occupies its slot from the tick in which it is written to the tick of its last reader. A message occupies its
+slot from the tick after it moves. While an op runs, its inputs and outputs coexist: B holds its own stash and the
+values that F keeps for W, and writes the W-stash in addition. ``peak_memory`` instead lets B overwrite its input with
+the W-stash. The two measures therefore differ within ticks, by at most the smaller stash. Between ticks no B runs, and
+the measures agree on stashes.
 
-Shape suffixes: T ticks, R live workers in mesh order, H phases, n ops of a schedule. Arrays of op numbers have the dims
+Shape suffixes: T ticks, R live workers in mesh order, H phases, n ops of a schedule. Arrays of op indices have the dims
 K iterations, n micro-batches and P chunks.
 """
 
@@ -23,7 +24,7 @@ from swift.schedules.schedule import Schedule
 def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
     """Lowers a valid schedule to its tick table. Workers keep their order of ops.
 
-    Without decoupling, a gradient still moves right after its B, although no op reads it before the end of W.
+    Even without decoupling, a gradient moves right after its B, although no op reads it before the end of W.
 
     Args:
         schedule: schedule to lower.
@@ -76,7 +77,7 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """A schedule's ops with their ticks and mesh rows. Methods take arrays of op numbers, of any shape."""
+    """A schedule's ops with their ticks and mesh rows. Methods take arrays of op indices, of any shape."""
 
     tick_n: np.ndarray
     row_n: np.ndarray
@@ -91,14 +92,14 @@ class _Placed:
         return table_TR
 
     def slots(self, writers: np.ndarray, readers: np.ndarray) -> np.ndarray:
-        """Allocates slots on the readers' workers, each occupied from its writer's tick to its reader's tick."""
+        """Allocates a slot on each reader's worker, occupied from the writer's tick to the reader's tick."""
         rows, since, until = self.row_n[readers], self.tick_n[writers], self.tick_n[readers]
         assert (since < until).all(), "an op runs before what it reads is there"
         flat = interval_slots(rows.ravel(), since.ravel(), until.ravel(), self.num_live)
         return flat.reshape(readers.shape)
 
     def moves(self, writers: np.ndarray, readers: np.ndarray, slots: np.ndarray) -> Moves:
-        """Builds the messages from writers to readers on other workers."""
+        """Builds the messages from writers to those readers that are on other workers."""
         sent = self.row_n[writers] != self.row_n[readers]
         ticks, senders, receivers = self.tick_n[writers[sent]], self.row_n[writers[sent]], self.row_n[readers[sent]]
         return move(ticks, senders, receivers, slots[sent], self.num_ticks, self.num_live)
@@ -109,9 +110,10 @@ class _Placed:
         return writers[stays], slots[stays]
 
     def turns(self, ops: np.ndarray) -> np.ndarray:
-        """Numbers each row's micro-batches in the order of their first op, and returns each op's number, ``[K, n, P]``.
+        """Returns the index of each op's micro-batch among those of its row, ``[K, n, P]``.
 
-        A micro-batch counts once, even if the row runs several of its chunks.
+        A row's micro-batches are numbered in the order of their first op. A micro-batch counts once, even if the row
+        runs several of its chunks.
         """
         row, tick = self.row_n[ops].ravel(), self.tick_n[ops].ravel()
         microbatch = np.arange(ops.size) // ops.shape[-1]
@@ -128,13 +130,13 @@ class _Placed:
         return data_index.reshape(ops.shape)
 
     def listed(self, ops: np.ndarray, places: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Lists three numbers per micro-batch for every row, int32[R, n, 3], padded with ``NONE``."""
+        """Stores three values per micro-batch at the given places of each row, int32[R, n, 3], padded with ``NONE``."""
         list_Rn = np.full((self.num_live, _count(places), 3), NONE, np.int32)
         list_Rn[self.row_n[ops], places] = values
         return list_Rn
 
     def phases(self, updates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Computes phase bounds, int32[H + 1], and each U's phase. Every tick that has Us ends a phase."""
+        """Computes the phase bounds, int32[H + 1], and the phase of each U. Every tick that has Us ends a phase."""
         last_ticks, phase = np.unique(self.tick_n[updates], return_inverse=True)
         assert last_ticks[-1] == self.num_ticks - 1, "an op after all updates"
         return np.append(0, last_ticks + 1).astype(np.int32), phase
@@ -155,14 +157,15 @@ def _count(slots: np.ndarray) -> int:
 class SlotBytes(NamedTuple):
     """Bytes in one slot, by kind, on one worker.
 
-    In terms of ``Costs``, the F-stash is ``b_stash + held`` and the W-stash is ``held + w_stash``.
+    In terms of ``Costs``, the F-stash is ``stash_for_b + stash_for_b_and_w``, and the W-stash is
+    ``stash_for_b_and_w + stash_for_w``.
 
     Attributes:
         stash_for_b: values that F keeps for B only.
-        stash_for_b_and_w: values that F keeps for W.
+        stash_for_b_and_w: values that F keeps for W, which B may read too.
         stash_for_w: values that B keeps for W.
-        activation, gradient: message to the next stage, and to the previous one. The loss gradient has a message's
-            size.
+        activation: message to the next stage.
+        gradient: message to the previous stage; also the size of the loss gradient.
     """
 
     stash_for_b: int
@@ -173,7 +176,7 @@ class SlotBytes(NamedTuple):
 
 
 class LiveBytes(NamedTuple):
-    """Peak of the live bytes in each worker's slots, at two moments.
+    """Peak of the live bytes in each worker's slots, between ticks and within ticks.
 
     Attributes:
         between_ticks_R: int64[R], peak after messages have moved and before the next ops run.
@@ -185,7 +188,7 @@ class LiveBytes(NamedTuple):
 
 
 def live_bytes(table: TickTable, sizes: SlotBytes) -> LiveBytes:
-    """Computes the peak of the live bytes in all slots while a table runs."""
+    """Computes the peak of the live bytes in each worker's slots while a table runs."""
     is_f, is_b, is_w = (table.opcode_TR == kind + 1 for kind in (Kind.F, Kind.B, Kind.W))
     has_stash, reads = table.held_TR != NONE, table.inbox_TR != NONE
     written_TR = is_f * has_stash * (sizes.stash_for_b + sizes.stash_for_b_and_w) + is_b * sizes.stash_for_w
@@ -199,7 +202,7 @@ def live_bytes(table: TickTable, sizes: SlotBytes) -> LiveBytes:
 
 
 def allocated_bytes(table: TickTable, sizes: SlotBytes) -> int:
-    """Computes the bytes that a program allocates for slots on every worker, sized for the worker that needs most."""
+    """Computes the bytes that a program allocates for slots on every worker, sized for the most demanding worker."""
     counts = (
         table.num_b_stash,
         table.num_held,

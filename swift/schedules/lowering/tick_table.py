@@ -1,7 +1,7 @@
-"""The tick table, which one SPMD program interprets tick by tick, and the part of it that shapes the program.
+"""Tick table that one SPMD program interprets tick by tick, and its static shape, for which the program is compiled.
 
 XLA's ``ppermute`` takes a static permutation, so messages between workers are covered by a few permutations (``move``).
-Stashes and inbox messages live in slots; intervals that do not overlap share a slot (``interval_slots``).
+Stashes and inbox messages live in slots. Intervals that do not overlap share a slot (``interval_slots``).
 
 Shape suffixes: T ticks, Q rounds per tick, R live workers (rows of the mesh axis ``worker``), H phases, n micro-batches
 that a worker processes, e messages in one direction, i intervals.
@@ -22,10 +22,10 @@ Permutation = tuple[tuple[int, int], ...]
 
 NONE = -1
 _RARE = 0.02
-"""A message pattern in a smaller share of ticks gets no permutation of its own where one more round avoids it."""
+"""Fraction of ticks below which a pattern of messages is rare: it may take one more round to avoid a permutation."""
 
 NOTHING = 0
-"""Opcode of an idle worker; an op's opcode is its kind plus one."""
+"""Opcode of an idle worker; the opcode of an op is its kind + 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +33,11 @@ class Moves:
     """Messages in one direction, tick by tick.
 
     Attributes:
-        permutations: distinct permutations. A collective involves also workers without a message; their readers have no
-            slot and ignore what arrives.
+        permutations: distinct permutations. A collective also involves workers without a message; their receivers have
+            no slot and ignore the data.
         permutation_TQ: int32, index of each round's permutation; ``NONE`` for a round without a collective.
         slot_TQR: int32, inbox slot into which a worker receives; ``NONE`` if it receives no message.
-        num_slots: slots in every worker's inbox.
+        num_slots: number of slots in every worker's inbox.
     """
 
     permutations: tuple[Permutation, ...]
@@ -54,16 +54,17 @@ class Moves:
 def move(
     tick_e: np.ndarray, sender_e: np.ndarray, receiver_e: np.ndarray, slot_e: np.ndarray, num_ticks: int, num_live: int
 ) -> Moves:
-    """Groups messages into rounds and covers these by a few permutations.
+    """Groups messages into rounds and covers the rounds by a few permutations.
 
-    In a round no worker receives twice, so a tick needs as many rounds as the most messages that one worker receives in
-    it. No worker sends two, since it runs one op per tick. Ticks with the same senders and receivers share their
-    rounds. Patterns that need one round leave no choice and come first, the most frequent ahead. Rare patterns get one
-    more round where that saves a permutation, since each permutation makes the compiled program larger.
+    A worker receives at most one message per round, so a tick needs as many rounds as the largest number of messages
+    that one worker receives in it. A worker sends at most one message per tick, since it runs one op per tick. Ticks
+    with the same senders and receivers share their rounds. Patterns that need one round leave no choice and are covered
+    first, starting with the most frequent one. Rare patterns may take one more round if that saves a permutation, since
+    each permutation makes the compiled program larger.
 
     Args:
         tick_e: tick at whose end each message moves.
-        sender_e, receiver_e: rows.
+        sender_e, receiver_e: rows of the sending and the receiving worker.
         slot_e: slot in the receiver's inbox.
         num_ticks: number of ticks, T.
         num_live: number of live workers, R.
@@ -93,19 +94,22 @@ def move(
 
 
 class _PermutationSet:
-    """Permutations chosen so far; each can still grow by pairs of unused rows. c: permutations."""
+    """Permutations chosen so far; each can be extended by pairs of unused rows.
+
+    Shape suffix: c permutations.
+    """
 
     def __init__(self, num_live: int):
         self.receiver_cR = np.full((0, num_live), NONE, np.int32)
         self.sender_cR = np.full((0, num_live), NONE, np.int32)
 
     def cover(self, sender_e: np.ndarray, receiver_e: np.ndarray, most_rounds: int) -> list[tuple[int, np.ndarray]]:
-        """Chooses rounds that carry a tick's messages, as (permutation, indices of its messages).
+        """Chooses rounds that carry all messages of a tick, as (permutation, indices of the messages in that round).
 
         Args:
-            sender_e: sending rows, each once.
+            sender_e: sending rows, without duplicates.
             receiver_e: receiving rows, ascending.
-            most_rounds: allowed number of rounds, at least as many as necessary.
+            most_rounds: largest number of rounds, at least the number of messages that one row receives.
         """
         rounds: list[tuple[int, np.ndarray]] = []
         left = np.arange(len(sender_e))
@@ -116,13 +120,13 @@ class _PermutationSet:
         return rounds
 
     def choose(self, sender_e: np.ndarray, receiver_e: np.ndarray, rounds_left: int) -> tuple[int, np.ndarray]:
-        """Chooses the permutation that carries the most messages in one round, and extends it by them.
+        """Chooses the permutation that carries the most messages in one round, and extends it to carry them.
 
         A receiver with as many messages left as there are rounds left must be served in this round. If no permutation
-        allows that, a new one is added.
+        serves all such receivers, a new one is added.
 
         Returns:
-            The permutation's index, and the indices of the messages that it carries.
+            The index of the permutation, and the indices of the messages that it carries.
         """
         receiver_ce, sender_ce = self.receiver_cR[:, sender_e], self.sender_cR[:, receiver_e]
         fits_ce = ((receiver_ce == NONE) | (receiver_ce == receiver_e)) & (
@@ -131,7 +135,7 @@ class _PermutationSet:
         _, first, count = np.unique(receiver_e, return_index=True, return_counts=True)
         served = np.logical_or.reduceat(fits_ce, first, axis=1)
         score = np.where(served[:, count == rounds_left].all(axis=1), served.sum(axis=1), 0)
-        # No permutation helps: each leaves out a receiver that needs this round, or serves nobody.
+        # No permutation fits: each leaves out a receiver that must be served in this round, or carries no message.
         if not score.any():
             new = np.full((1, self.receiver_cR.shape[1]), NONE, np.int32)
             self.receiver_cR, self.sender_cR = np.append(self.receiver_cR, new, 0), np.append(self.sender_cR, new, 0)
@@ -145,7 +149,7 @@ class _PermutationSet:
         return permutation, chosen
 
     def permutations(self) -> tuple[Permutation, ...]:
-        """Returns the permutations as pairs of rows."""
+        """Returns the permutations as (sending row, receiving row) pairs."""
         return tuple(
             tuple((sender, receiver) for sender, receiver in enumerate(row) if receiver != NONE)
             for row in self.receiver_cR.tolist()
@@ -153,15 +157,16 @@ class _PermutationSet:
 
 
 def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, num_live: int) -> np.ndarray:
-    """Allocates a slot to each interval on its row; uses only as many slots as intervals overlap.
+    """Allocates a slot to each interval on its row, with as few slots as possible.
 
     Args:
         row_i: row of each interval.
-        start_i, end_i: first and last tick. A slot that is freed in a tick can be reused from the same tick on.
+        start_i, end_i: first and last tick of each interval. A slot that is freed in a tick can be reused from the same
+            tick on.
         num_live: number of live workers, R.
 
     Returns:
-        int32[i], from 0.
+        Slot of each interval, from 0, int32[i].
     """
     slot_i = np.full(len(row_i), NONE, np.int32)
     free = np.zeros((num_live, int(np.bincount(row_i, minlength=1).max())), np.int32)
@@ -184,7 +189,7 @@ def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, nu
 
 
 def _rows_apart(intervals: np.ndarray, row_i: np.ndarray) -> list[np.ndarray]:
-    """Splits intervals into groups in which no row occurs twice, for vectorized writes."""
+    """Splits intervals into groups in which no row occurs twice, so that writes can be vectorized."""
     occurrence = _occurrence(row_i[intervals])
     return [intervals[occurrence == t] for t in range(int(occurrence.max(initial=-1)) + 1)]
 
@@ -199,14 +204,14 @@ def _occurrence(keys: np.ndarray) -> np.ndarray:
 
 
 class TableShape(NamedTuple):
-    """The static part of a table: one compiled program runs all tables with the same shape.
+    """Static part of a table: one compiled program runs all tables with the same shape.
 
     Attributes:
-        num_ticks, num_live, num_phases: T, R, H.
-        num_data: micro-batches that a worker processes, n.
-        num_activation_rounds, num_gradient_rounds: rounds per tick in either direction, Q.
-        activation_permutations, gradient_permutations: permutations that a round can use.
-        num_b_stash, num_held, num_w_stash, num_activations, num_gradients: slots on every worker.
+        num_ticks, num_live, num_phases: numbers of ticks, live workers and phases: T, R, H.
+        num_data: largest number of micro-batches that a worker processes, n.
+        num_activation_rounds, num_gradient_rounds: numbers of rounds per tick in each direction, Q.
+        activation_permutations, gradient_permutations: permutations that a round in each direction can use.
+        num_b_stash, num_held, num_w_stash, num_activations, num_gradients: numbers of slots on every worker.
     """
 
     num_ticks: int
@@ -231,7 +236,7 @@ class TickTable:
     A tick has two parts. First each worker runs its op, which may read any slot written in an earlier tick. Then
     messages move: F's output to the activation inbox of the next chunk's worker, B's output to the gradient inbox of
     the previous chunk's worker. If the reader is on the same worker, the op writes its output to that inbox itself.
-    The slots that an op is the last to read may be written again from the end of its tick.
+    A slot can be reused from the end of the tick in which its last reader runs.
 
     Updates are rare, so the ticks are divided into phases in which parameters are constant: all Us of a phase are in
     its last tick. Ticks after the last phase are padding and need not run.
@@ -242,7 +247,7 @@ class TickTable:
         iteration_TR, pipeline_TR, microbatch_TR: int32, identity of the op's micro-batch; for U, the worker's own
             pipeline and no micro-batch.
         chunk_TR: int32, chunk of the op.
-        data_TR: int32, index of the op's micro-batch among its worker's; ``NONE`` for U.
+        data_TR: int32, index of the op's micro-batch in its worker's row of ``data_Rn``; ``NONE`` for U.
         b_stash_TR: int32, slot of the values that F keeps for B only.
         held_TR: int32, slot of the values that F keeps for W, which B may read too.
         w_stash_TR: int32, slot of the values that B keeps for W.
@@ -250,13 +255,14 @@ class TickTable:
             gradient inbox for B.
         loss_TR: int32, slot in the gradient inbox into which the last chunk's F writes the loss gradient.
         own_slot_TR: int32, slot in the worker's own inbox for an output whose reader is on the same worker.
-        data_Rn: int32[R, n, 3], (iteration, pipeline, micro-batch) of each worker's micro-batches, in F order.
+        data_Rn: int32[R, n, 3], (iteration, pipeline, micro-batch) of each worker's micro-batches, in the order of
+            their first F.
         phase_bounds: int32[H + 1], phase h has the ticks ``phase_bounds[h]:phase_bounds[h + 1]``.
         update_HR: int32, iteration whose U a worker runs at the end of each phase.
         update_chunk_HR: int32, chunk of that U.
         activations: messages sent by Fs.
         gradients: messages sent by Bs.
-        num_b_stash, num_held, num_w_stash: slots on every worker.
+        num_b_stash, num_held, num_w_stash: numbers of slots on every worker.
     """
 
     workers: tuple[Worker, ...]
@@ -299,7 +305,7 @@ class TickTable:
 
     @property
     def shape(self) -> TableShape:
-        """Shape for which a program is compiled that runs this table."""
+        """Shape for which the program that runs this table is compiled."""
         return TableShape(
             num_ticks=self.num_ticks,
             num_live=len(self.workers),
@@ -317,11 +323,11 @@ class TickTable:
         )
 
     def padded(self, shape: TableShape) -> "TickTable":
-        """Pads the table to a larger shape; the additional ticks and slots do nothing and run no collective.
+        """Pads the table to a larger shape. Additional ticks run no op and no collective; additional slots stay unused.
 
         Args:
-            shape: target shape, at least the table's own in every field and with all of its permutations; see
-                ``common_shape``.
+            shape: target shape, at least as large as the table's own in every field and with all of its permutations;
+                see ``common_shape``.
         """
         assert common_shape([shape, self.shape]) == shape, f"no room in {shape} for {self.shape}"
         T, R, H, n = shape.num_ticks, shape.num_live, shape.num_phases, shape.num_data
@@ -345,7 +351,7 @@ class TickTable:
         )
 
     def forward_only(self) -> "TickTable":
-        """Returns a table for evaluation: only the Fs and their messages, in one phase, without stashes and updates."""
+        """Returns a table for evaluation: only Fs and their messages, in one phase, without stashes and updates."""
         is_f_TR = self.opcode_TR == Kind.F + 1
         ticks = np.flatnonzero(is_f_TR.any(axis=1))
         columns = self._map_columns(lambda column_TR, empty: np.where(is_f_TR, column_TR, empty)[ticks])
@@ -376,7 +382,11 @@ class TickTable:
 
 
 def common_shape(shapes: Sequence[TableShape]) -> TableShape:
-    """Finds the smallest shape to which tables of these shapes can be padded; all must have the same number of rows."""
+    """Returns the smallest shape to which tables of these shapes can be padded.
+
+    Args:
+        shapes: shapes with the same number of live workers.
+    """
     assert len({shape.num_live for shape in shapes}) == 1, "tables with different numbers of workers"
     activation = dict.fromkeys(permutation for shape in shapes for permutation in shape.activation_permutations)
     gradient = dict.fromkeys(permutation for shape in shapes for permutation in shape.gradient_permutations)

@@ -1,11 +1,11 @@
 """Assignment of ops to ticks. Workers keep their order of ops, and all wait for a tick's longest op.
 
-Idling while an op that fits into the tick is ready gains nothing. So the only choice is the length of each tick: longer
-ops have to wait for a tick that more workers can use. A beam search over all workers' progress makes that choice, tick
-by tick.
+A worker gains nothing by idling while an op that fits into the tick is ready. The only choice is therefore the length
+of each tick: in a short tick, longer ops wait for a later tick that more workers can use. A beam search over the
+progress of all workers makes that choice, tick by tick.
 
 Shape suffixes: T ticks, R live workers in mesh order, S states of the search, c counters of a worker's progress, P
-chunks, n ops of a schedule in its order.
+chunks, n ops of a schedule, in the schedule's order.
 """
 
 from collections.abc import Iterator
@@ -23,15 +23,15 @@ _WIDTH = 12
 _MAX_STATES = 6_000
 """Limit on the beam's width times the number of live workers, so that large clusters take seconds."""
 COST_PER_TICK = 1e-3
-"""Extra cost of a tick, as a share of the shortest op's time: among equally long paths, fewer ticks win."""
+"""Extra cost of a tick, as a fraction of the shortest op's time, so that fewer ticks win among equally long paths."""
 
 
 class Step(NamedTuple):
-    """One option for the next tick, from each of S states.
+    """One option for the next tick, applied to each of S states.
 
     Attributes:
         length: duration of the tick.
-        ran_cSR: bool, counters that advance by one.
+        ran_cSR: bool, counters that advance by one in the tick.
         possible_S: bool, states from which the step is possible.
     """
 
@@ -54,7 +54,7 @@ class Space(Protocol):
 
 
 class _Choice(NamedTuple):
-    """States that survive one tick: each one's predecessor, and the counters that advanced."""
+    """States kept after one tick: the predecessor of each, and the counters that advanced."""
 
     before_S: np.ndarray
     ran_cSR: np.ndarray
@@ -66,15 +66,15 @@ def beam_search(space: Space, width: int, cost_per_tick: float) -> np.ndarray | 
     Args:
         space: space to search.
         width: largest number of states to keep, S.
-        cost_per_tick: cost of a tick beyond its length; breaks ties between paths of equal duration by their ticks.
+        cost_per_tick: cost of a tick in addition to its length; among paths of equal duration, fewer ticks win.
 
     Returns:
-        bool[T, c, R], the counters that advance in each tick; None if all states that were kept reached dead ends.
+        The counters that advance in each tick, bool[T, c, R], or None if all states that were kept reached dead ends.
     """
     state, spent = space.start_cR[:, None], np.zeros(1)
     choices: list[_Choice] = []
     best, best_path = np.inf, None
-    # Weights of a random linear hash, modulo 2^64: it recognizes a state that several paths reach.
+    # Weights of a random linear hash, modulo 2^64, which identifies a state that several paths reach.
     marks = np.random.default_rng(0).integers(1, 2**62, space.start_cR.shape)
     while True:
         steps = [step for step in space.steps(state) if step.possible_S.any()]
@@ -90,7 +90,7 @@ def beam_search(space: Space, width: int, cost_per_tick: float) -> np.ndarray | 
         ended = (state == space.end_cR[:, None]).all(axis=(0, 2))
         if ended.any():
             last = np.flatnonzero(ended)[np.argmin(spent[ended])]
-            # Paths that go on have used as many ticks but perhaps less time, so they may still end sooner.
+            # Unfinished paths have used as many ticks but perhaps less time, so they may still end sooner.
             if spent[last] < best:
                 best, best_path = spent[last], _path(choices, int(last))
             going = np.flatnonzero(~ended & (spent < best))
@@ -101,7 +101,7 @@ def beam_search(space: Space, width: int, cost_per_tick: float) -> np.ndarray | 
 
 
 def _kept(estimate: np.ndarray, mark: np.ndarray, width: int) -> np.ndarray:
-    """Selects the states with the lowest estimates; states with equal hashes are the same state and count once."""
+    """Selects the ``width`` states with the lowest estimates; among states with equal hashes, only the best is kept."""
     order = np.argsort(estimate, kind="stable")
     _, first = np.unique(mark[order], return_index=True)
     return order[np.sort(first)[:width]]
@@ -116,13 +116,14 @@ def _path(choices: list[_Choice], last: int) -> np.ndarray:
 
 
 def assign_ticks(schedule: Schedule) -> np.ndarray:
-    """Assigns a valid schedule's ops to ticks; a short search minimizes the total length of the ticks.
+    """Assigns a valid schedule's ops to ticks, by a short search for the least total length of the ticks.
 
     Every worker runs at most one op per tick, in its order, and every op runs in a later tick than the op that it
-    reads. All peers run a chunk's U in the same tick; without staggering, so do all stages, if each holds one chunk.
+    reads. All peers run a chunk's U in the same tick. Without staggering, if each stage holds one chunk, all stages run
+    their Us in the same tick.
 
     Returns:
-        int64[n], from 0.
+        Tick of each op, from 0, int64[n].
     """
     lines = Lines.of(schedule)
     space = FixedOrder(lines)
@@ -137,20 +138,20 @@ def assign_ticks(schedule: Schedule) -> np.ndarray:
 
 
 def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> float:
-    """Computes the period as an SPMD program: a tick lasts as long as its longest op, plus the time of its messages.
+    """Computes the period of a schedule that runs as an SPMD program, tick by tick.
 
-    Messages follow the ops of their tick, and all workers wait for them. They are not hidden behind ops, as they are
-    with workers at their own pace.
+    A tick lasts as long as its longest op, plus the time of its messages. Messages follow the ops of their tick, and
+    all workers wait for them. They do not overlap with ops, as they do when workers run at their own pace.
 
     Args:
         schedule: valid schedule.
         tick_n: int64[n], tick of every op; None for ``assign_ticks`` of at least four iterations.
 
     Returns:
-        Time per iteration in steady state: for the slowest worker, the mean time between starts of iterations. The
-        first and the last iteration do not count where there are others, since the pipeline fills and drains in them.
-        Of two iterations, the starts or the ends count, whichever are closer together. For a single iteration, its
-        whole time.
+        Time per iteration in steady state: the mean time between the starts of iterations on the slowest worker. The
+        first and the last iteration are left out if there are others, since the pipeline fills and drains in them. For
+        two iterations, the time between their starts or between their ends, whichever is less. For a single iteration,
+        its total time.
     """
     if tick_n is None:
         schedule = _of_iterations(schedule, 4)
@@ -163,7 +164,7 @@ def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> flo
     if problem.num_iterations == 1:
         return float(time_T[-1])
     rows = schedule.worker, schedule.iteration
-    first_WK = np.full((num_workers, problem.num_iterations), len(length_T))  # the end, for a worker that runs nothing
+    first_WK = np.full((num_workers, problem.num_iterations), len(length_T))  # the end if a worker runs nothing
     np.minimum.at(first_WK, rows, tick_n)
     if problem.num_iterations > 2:
         first_WK = first_WK[:, 1 : -1 if problem.num_iterations > 3 else None]
@@ -174,7 +175,7 @@ def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> flo
 
 
 def _of_iterations(schedule: Schedule, least: int) -> Schedule:
-    """Extends a schedule to at least ``least`` iterations, unless it has a single one, whose period is not known."""
+    """Extends a schedule to at least ``least`` iterations; a single iteration is kept, since its period is unknown."""
     if schedule.problem.num_iterations == 1 or schedule.problem.num_iterations >= least:
         return schedule
     problem = replace(schedule.problem, num_iterations=least)
@@ -188,17 +189,17 @@ def _durations(schedule: Schedule) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Ops of a schedule as lines, one per live worker, with each op's dependencies.
+    """Ops of a schedule as lines, one per live worker, with the dependencies of each op.
 
     Attributes:
-        schedule: the schedule.
+        schedule: schedule whose ops are in the lines.
         bounds: int64[R + 1], line r has the ops ``bounds[r]:bounds[r + 1]``.
         row_n: int64[n], line of each op.
         place_n: int64[n], position of each op in its line.
         sender_n: int64[n], op of another chunk that each op has to follow, or ``NONE``.
         worker_R: int64[R], worker of each line.
-        group_P: int64[P], each chunk's group of Us that run together: its own, or one group for all chunks of a plain
-            problem without staggering.
+        group_P: int64[P], group of Us that run together, for each chunk: a group of its own, or one group for all
+            chunks of a plain problem without staggering.
         num_in_group_P: int64[P], number of lines that run a U of the group.
     """
 
@@ -230,7 +231,7 @@ class Lines:
         return _durations(self.schedule)
 
     def longest_together(self, ops: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Replaces the values of Us by the maximum over the Us that run together; keeps other values."""
+        """Replaces the value of each U by the maximum over the Us that run together; keeps the values of other ops."""
         is_u = self.schedule.kind[ops] == Kind.U
         if not is_u.any():
             return values
@@ -239,11 +240,11 @@ class Lines:
         return np.where(is_u, largest[group], values)
 
     def all_at_update(self, at_update_SR: np.ndarray, chunk_SR: np.ndarray) -> np.ndarray:
-        """Returns whether a line and all lines that update with it have reached their U, bool[S, R].
+        """Returns whether each line, and all lines that update together with it, have reached their U, bool[S, R].
 
         Args:
-            at_update_SR: bool, True where a line has reached a U.
-            chunk_SR: chunk of that U; arbitrary elsewhere.
+            at_update_SR: bool, whether a line has reached a U.
+            chunk_SR: chunk of that U; arbitrary for lines that have not reached a U.
         """
         S, P = len(at_update_SR), len(self.group_P)
         group_SR = np.where(at_update_SR, self.group_P[chunk_SR], 0)
@@ -272,7 +273,7 @@ def _senders_elsewhere(schedule: Schedule) -> np.ndarray:
 class FixedOrder:
     """Search space in which every line keeps its order; a state is the position in every line.
 
-    The i-th op of line r is node ``first_R[r] + i``; each line ends with a node without an op.
+    The i-th op of line r is node ``first_R[r] + i``; each line has a last node without an op.
     """
 
     def __init__(self, lines: Lines):
@@ -316,14 +317,15 @@ class FixedOrder:
         """Yields the options for the next tick, one per distinct op duration."""
         node_SR, ready_SR = self.ready(state_cSR[0])
         duration_SR = np.where(ready_SR, self.duration[node_SR], np.inf)
-        # Every op that fits runs. A tick that is longer than its longest op would waste time, hence ``possible_S``.
+        # Every op that fits runs. ``possible_S`` rules out ticks that are longer than their longest op.
         for length in self.lengths:
             yield Step(float(length), (duration_SR <= length)[None], (duration_SR == length).any(axis=1))
 
     def time_left(self, state_cSR: np.ndarray) -> np.ndarray:
-        """Estimates the time left from each state by longest paths, float64[S]; the mean breaks ties.
+        """Estimates the time left from each state by longest paths, float64[S].
 
-        The maximum is a lower bound. Among equal maxima, states with more completed work win.
+        The maximum over lines is a lower bound. A small multiple of the mean breaks ties in favor of states with more
+        completed work.
         """
         left_SR = self.left[self.first_R + state_cSR[0]]
         return left_SR.max(axis=1) + 1e-6 * left_SR.mean(axis=1)

@@ -1,8 +1,8 @@
-"""The exact planner where stages hold several chunks, chunks differ in costs, or pipelines differ.
+"""Exact planner for problems where stages hold several chunks, chunks differ in costs, or pipelines differ.
 
-Here neither micro-batches nor workers are interchangeable. So a column counts, for each single op and each worker that
-could run it, whether it has started by a slot. That is exact, but far larger than the models in ``model``: it suits
-small problems, as the oracle for other planners.
+Here neither micro-batches nor workers are interchangeable. For each op, each worker that could run it and each slot, a
+column therefore tells whether the op has started by that slot. This is exact, but far larger than the models in
+``model``. It suits small problems, as an oracle for other planners.
 
 Shape suffixes: D pipelines, M micro-batches (the maximum over pipelines), P chunks, T slots, 4 the kinds F, B, W, U.
 """
@@ -32,7 +32,13 @@ _Ran = tuple[Kind, int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class ChunkGrid:
-    """Costs in whole slots, each ``slot`` long: ``time_4P`` for ops, ``comm`` for a message."""
+    """Costs in whole slots.
+
+    Attributes:
+        slot: length of a slot, in the time unit of the costs.
+        time_4P: op times in slots, by kind and chunk, int64[4, P].
+        comm: time of a message in slots.
+    """
 
     slot: float
     time_4P: np.ndarray
@@ -43,7 +49,7 @@ class ChunkGrid:
         """Finds the longest slot that divides all costs.
 
         Raises:
-            SettingError: the costs have no common divisor of practical size.
+            SettingError: the costs are not multiples of a common slot that is long enough.
         """
         times = np.append(problem.time_4P.ravel(), problem.costs.t_comm)
         unit = times[times > 0].min()
@@ -63,7 +69,7 @@ def _fit_chunks(problem: Problem, grid: ChunkGrid, slots_of: Sequence[int], time
     Args:
         problem: problem to plan.
         grid: costs of the problem in slots.
-        slots_of: allowed number of slots for each live worker.
+        slots_of: largest number of slots for each live worker.
         time_limit_s: time limit for the solver, in seconds.
 
     Raises:
@@ -82,7 +88,7 @@ class _Model:
             d * problem.num_stages + p: slots for (d, p), slots in zip(problem.live_workers, slots_of, strict=True)
         }
         longest, C = max(slots_of), problem.num_chunks
-        # A worker begins less than its neighbour's slots after the neighbour: it has to send gradients back in time.
+        # A worker begins after its neighbor by less than the neighbor's slots: it has to send gradients back in time.
         self.end = longest if problem.begins_together else longest * C
         self.slots_T = np.arange(self.end)
         kinds = (F, B, W) if problem.decoupled else (F, B)
@@ -114,7 +120,7 @@ class _Model:
         return int(self.grid.time_4P[kind, k] + fused)
 
     def add_ops(self, j: int, k: int, peers: tuple[int, ...]) -> None:
-        """Adds columns for the choice of a worker, and for whether each candidate has started the ops by a slot."""
+        """Adds columns for the choice of a worker, and for whether each candidate has started each op by a slot."""
         chosen = self.rows.add_columns(1, len(peers))
         self.rows.add([(1, [column]) for column in chosen], 1, 1)
         first_f = sum(self.time(F, q) for q in range(k))
@@ -134,7 +140,7 @@ class _Model:
         return [(kind, k, columns) for (kind, _, k, d), columns in pipeline_ops if stage_DP[d, k] == w]
 
     def hold_to_window(self, w: int) -> None:
-        """Adds rows: a worker runs one op at a time, all within its slots."""
+        """Adds rows: a worker runs one op at a time, and all its ops within its slots."""
         slots_T, begun, slots = self.slots_T, self.begun[w], self.workers[w]
         # In every slot: running ops <= 1 between the worker's beginning and the end of its slots, else 0.
         terms: Terms = [(-1.0, at(begun, slots_T)), (1.0, at(begun, slots_T - slots))]
@@ -179,7 +185,7 @@ class _Model:
                     self.follow(B, k + 1, problem.survivors[k + 1], (B, j, k, d))
 
     def follow(self, kind: Kind, k: int, senders: Sequence[int], reader: _Ran) -> None:
-        """Adds rows: an op starts only after its input has arrived from whichever worker computes it."""
+        """Adds rows: an op starts only after its input has arrived from the worker that computes it."""
         j, worker_DP = reader[1], self.problem.worker_DP
         terms: Terms = [(1.0, at(self.started[reader], self.slots_T))]
         for d in senders:
@@ -189,7 +195,7 @@ class _Model:
         self.rows.add(terms, -math.inf, 0)
 
     def hold_updates(self) -> None:
-        """Adds rows: a chunk's Us follow its last W; without staggering, every chunk's last W."""
+        """Adds rows: a chunk's Us follow its last W or, without staggering, the last W of all chunks."""
         problem, last = self.problem, W if self.problem.decoupled else B
         for k, updated in enumerate(self.updated):
             for q, peers in enumerate(problem.survivors):
@@ -216,7 +222,7 @@ class _Model:
         return self.as_round(chosen, updates)
 
     def as_round(self, starts: Mapping[_Ran, int], updates: Sequence[int]) -> Round:
-        """Builds a round with the order of these starts; each op starts as early as the true costs allow."""
+        """Builds a round whose ops are in the order of ``starts``; each op starts as early as its exact costs allow."""
         problem, S = self.problem, self.problem.num_stages
         executor_DMP = np.full((problem.num_pipelines, problem.most_microbatches, problem.num_chunks), -1, np.int32)
         items: list[tuple[int, bool, int, int, SequencedOp]] = []
@@ -238,15 +244,22 @@ class _Model:
 
 
 def prove_chunks(problem: Problem, first: Schedule, bound: float, deadline: float) -> tuple[Schedule, float]:
-    """Narrows the gap between a schedule and a lower bound on the period until they meet or time is up.
+    """Narrows the gap between a schedule's period and a lower bound until they are equal or time runs out.
 
-    ``first`` is a schedule of the problem, ``deadline`` a time on the clock of ``time.monotonic``.
+    Args:
+        problem: problem to plan.
+        first: schedule of the problem to start from.
+        bound: lower bound on the period to start from.
+        deadline: time at which to stop, on the clock of ``time.monotonic``.
+
+    Returns:
+        The best schedule and the best lower bound found.
 
     Raises:
         SettingError: the problem is too large, or its times have no common unit.
     """
     search = _Search(problem, first, bound, deadline)
-    with suppress(Undecided):  # returns what was found and proved until then
+    with suppress(Undecided):  # returns the best schedule and bound so far
         search.exclude_parts_of_slots(search.narrow())
     return search.schedule, search.bound
 
@@ -257,7 +270,7 @@ class _Search:
         self.grid, self.num_workers = ChunkGrid.of(problem), len(problem.live_workers)
 
     def narrow(self) -> int:
-        """Finds the smallest number of slots that is enough for every worker."""
+        """Finds the smallest number of slots that suffices for every worker."""
         low = 1
         while True:
             least, most = self.bound / self.grid.slot, period(self.schedule) / self.grid.slot
@@ -269,7 +282,7 @@ class _Search:
             probe = (low + high - 1) // 2
             if not self.fits([probe] * self.num_workers):
                 low = probe + 1
-                # With staggering the period is the mean over a cycle of workers: a multiple of 1 / (workers in it).
+                # With staggering the period is a mean over a cycle of workers: a multiple of 1 / (length of the cycle).
                 self.raise_bound(probe + (1 if self.problem.begins_together else 1 / self.num_workers))
 
     def exclude_parts_of_slots(self, low: int) -> None:
@@ -284,7 +297,7 @@ class _Search:
         self.bound = max(self.bound, slots * self.grid.slot)
 
     def fits(self, slots_of: Sequence[int]) -> bool:
-        """Whether each worker can keep within its slots; keeps the schedule found if it is better."""
+        """Returns whether each worker can stay within its slots; keeps the schedule found if it is shorter."""
         limit_s = self.deadline - time.monotonic()
         if limit_s <= 0:
             raise Undecided

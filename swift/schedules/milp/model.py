@@ -1,17 +1,18 @@
-"""The exact planner's MILP: is there a schedule in which no stage needs more than its number of slots?
+"""MILP of the exact planner, which decides whether a schedule exists in which no stage exceeds its number of slots.
 
 Time is divided into slots, at which ops start. A column counts how many Fs (Bs, Ws) of a *group* of micro-batches have
-started at a stage by a slot. A group's micro-batches are interchangeable, so counts are enough, and no time is spent on
-proving that permuting them does not help. The LP relaxation is so tight that most questions need no branching. HiGHS
-solves the program (``MixedIntegerProgram``). Three definitions of a group give three models, from coarse to exact, each
-a relaxation of the next:
+started at a stage by a slot. The micro-batches of a group are interchangeable, so counts are enough, and no time is
+spent on proving that permuting them does not help. The LP relaxation is so tight that most programs need no branching.
+HiGHS solves the program (``MixedIntegerProgram``). Three definitions of a group give three models, from coarse to
+exact, each a relaxation of the next:
 
-- ``POOLED``: all micro-batches. A stage's live workers form one machine that runs as many ops at once.
-- ``BY_WORKER``: one worker's micro-batches. A micro-batch may come back to a worker other than the one that ran its F.
+- ``POOLED``: all micro-batches. The live workers of a stage form one machine that runs as many ops at once as there are
+  workers.
+- ``BY_WORKER``: the micro-batches of one worker. The B of a micro-batch may run on a worker other than that of its F.
 - ``BY_PATH``: the micro-batches that run on the same workers at this stage and at all earlier ones. This is exact. The
-  i-th F of a group continues as the i-th F among the next stage's groups into which it splits; the i-th B among those
-  returns as the group's i-th B; a worker's i-th W belongs to its i-th B. Then no micro-batch is too early anywhere:
-  when the i-th op starts that waits for one of them, at least i of them have ended.
+  i-th F of a group continues as the i-th F among the groups of the next stage into which it splits; the i-th B among
+  those groups returns as the i-th B of the group; and the i-th W of a worker belongs to its i-th B. Then every op waits
+  for its input: when the i-th op of a group starts, at least i of the ops that provide inputs have ended.
 
 Shape suffixes: P stages, T slots, n columns or entries.
 """
@@ -31,12 +32,12 @@ ZERO, ONE = 0, 1
 """Columns with the fixed values 0 and 1."""
 
 Terms = list[tuple[float, Sequence[int] | np.ndarray]]
-"""(factor, columns) pairs; each array has one column per row of the program."""
+"""(factor, columns) pairs; the i-th column of each pair is a term of the i-th added row."""
 
 F, B, W = Kind.F, Kind.B, Kind.W
 
 Group = tuple[int, ...]
-"""Name of a group: the index (among peers) of its worker at each stage that defines it, own stage last."""
+"""Name of a group: the index, among peers, of its worker at each stage that defines it, with its own stage last."""
 
 
 class Refuted(Exception):
@@ -48,12 +49,12 @@ class Undecided(Exception):
 
 
 def at(columns_T: np.ndarray, slots_T: np.ndarray) -> np.ndarray:
-    """Selects the columns for these slots. Before slot 0 nothing has started; after the end the last count stays."""
+    """Selects the columns of a count for these slots. Before slot 0 the count is 0; after the end it is constant."""
     return np.where(slots_T < 0, ZERO, columns_T[np.clip(slots_T, 0, len(columns_T) - 1)])
 
 
 class MixedIntegerProgram:
-    """A MILP with nonnegative integer columns. Any feasible solution is accepted."""
+    """A mixed-integer linear program with nonnegative integer columns, solved for any feasible solution."""
 
     def __init__(self) -> None:
         self.uppers, self.num_columns = [np.array([0.0, 1.0])], 2
@@ -69,7 +70,18 @@ class MixedIntegerProgram:
         return np.arange(self.num_columns - number, self.num_columns)
 
     def add_count(self, most: int, first: int, last: int, total: int, end: int) -> np.ndarray:
-        """Adds a count that rises from 0 before ``first`` to ``total`` at ``last``; returns its columns, int[T]."""
+        """Adds a nondecreasing count, and returns its columns by slot, int[T].
+
+        Args:
+            most: upper bound on the count.
+            first: slot before which the count is 0.
+            last: slot from which the count is ``total``.
+            total: column with the final count.
+            end: last slot.
+
+        Raises:
+            Refuted: ``last`` is before ``first``.
+        """
         if last < first:
             raise Refuted
         columns_T = np.full(end + 1, ZERO)
@@ -78,7 +90,7 @@ class MixedIntegerProgram:
         return columns_T
 
     def add(self, terms: Terms, lower: float, upper: float) -> None:
-        """Adds rows lower <= sum(factor * column) <= upper, one for each index into the terms' arrays."""
+        """Adds rows lower <= sum(factor * column) <= upper, one for each index into the arrays of columns."""
         number = len(terms[0][1])
         rows_n = np.arange(self.num_rows, self.num_rows + number)
         self.entries += [(rows_n, np.asarray(columns_n), np.full(number, float(factor))) for factor, columns_n in terms]
@@ -87,7 +99,7 @@ class MixedIntegerProgram:
         self.num_rows += number
 
     def solve(self, time_limit_s: float) -> np.ndarray:
-        """Finds a value for every column.
+        """Finds a feasible value for every column, float64[columns].
 
         Raises:
             Refuted: the program is infeasible.
@@ -111,14 +123,14 @@ class MixedIntegerProgram:
         """Builds the program in HiGHS's row-wise format."""
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = self.num_columns, self.num_rows
-        # No objective is needed, but one that favours early starts finds a feasible solution far sooner.
+        # No objective is needed, but with one that favors early starts HiGHS finds a feasible solution far sooner.
         lp.col_cost_ = np.full(self.num_columns, -1.0)
         lp.col_upper_ = np.concatenate(self.uppers)
         lp.col_lower_ = np.where(np.arange(self.num_columns) == ONE, 1.0, 0.0)
         lp.row_lower_, lp.row_upper_ = np.concatenate(self.lower_bounds), np.concatenate(self.upper_bounds)
         lp.integrality_ = [highspy.HighsVarType.kInteger] * self.num_columns
         rows_n, columns_n, values_n = (np.concatenate(parts) for parts in zip(*self.entries, strict=True))
-        # A row can contain a column twice, for example where ``at`` clips to the end: add the factors.
+        # A row can contain a column twice, for example if ``at`` clips to the end: add the factors.
         keys_n, inverse_n = np.unique(rows_n * self.num_columns + columns_n, return_inverse=True)
         factors_n = np.bincount(inverse_n, values_n)
         rows_n, columns_n = np.divmod(keys_n, self.num_columns)
@@ -131,7 +143,7 @@ class MixedIntegerProgram:
 
 
 class Detail(IntEnum):
-    """Granularity of groups, see the module's docstring."""
+    """Granularity of groups, from coarse to exact; see the module's docstring."""
 
     POOLED = 0
     BY_WORKER = 1
@@ -165,11 +177,11 @@ class SlotCosts:
 
 
 Starts = dict[tuple[Kind, int, Group], list[int]]
-"""Start slots of ops, ascending, by kind, stage and group (for W the worker only)."""
+"""Start slots of ops, ascending, by kind, stage and group (for W, the group is the worker alone)."""
 
 
 def _groups_of(problem: Problem, stage: int, detail: Detail) -> list[Group]:
-    """Lists all groups at a stage."""
+    """Lists the names of all groups at a stage."""
     if detail == Detail.POOLED:
         return [(0,)]
     first = 0 if detail == Detail.BY_PATH else stage
@@ -184,12 +196,12 @@ def num_columns(problem: Problem, num_slots: int, detail: Detail) -> int:
 
 
 def fit(problem: Problem, costs: SlotCosts, slots_P: Sequence[int], detail: Detail, time_limit_s: float) -> Starts:
-    """Finds starts with which no stage takes more than its slots, from its beginning to the end of its last W.
+    """Finds start slots with which no stage exceeds its slots, from its beginning to the end of its last W.
 
     Args:
-        problem: problem to plan. With staggering, stages begin at any time; otherwise all begin at slot 0.
+        problem: problem to plan. With staggering, stages may begin at different times; otherwise all begin at slot 0.
         costs: costs of the problem in slots.
-        slots_P: allowed number of slots for each stage.
+        slots_P: largest number of slots for each stage.
         detail: model to solve; only ``BY_PATH`` guarantees that the starts form a schedule.
         time_limit_s: time limit for the solver, in seconds.
 
@@ -226,7 +238,7 @@ class _Model:
             self.break_symmetry(p)
 
     def beginnings(self) -> tuple[list[int], list[int]]:
-        """Computes the earliest and the latest slot in which each stage can begin."""
+        """Computes the earliest and the latest slot at which each stage can begin."""
         earliest_P, latest_P = [0] * self.problem.num_stages, [0] * self.problem.num_stages
         for p in range(1, self.problem.num_stages if self.problem.staggered else 1):
             earliest_P[p] = earliest_P[p - 1] + self.least_lag
@@ -237,16 +249,19 @@ class _Model:
 
     @property
     def least_lag(self) -> int:
-        """Least delay of a stage after the previous one, whose first F it waits for."""
+        """Least delay in slots between the beginnings of consecutive stages: the first F and its message."""
         return self.costs.f + self.costs.comm
 
     def most_lag(self, p: int) -> int:
-        """Returns a stage's greatest delay: its busiest worker's last B has to reach the previous stage in time."""
+        """Returns a stage's greatest delay after the previous one, in slots.
+
+        The last B of the stage's busiest worker has to reach the previous stage in time.
+        """
         costs, load = self.costs, math.ceil(self.num_all / len(self.problem.survivors[p]))
         return self.slots_P[p - 1] - load * (costs.f + costs.b) - costs.comm - costs.b - costs.w
 
     def room(self, p: int) -> int:
-        """Returns how many ops a worker can run at once; for the pool, all its workers together."""
+        """Returns the number of ops that a worker can run at once; in the pooled model, the number of workers."""
         return len(self.problem.survivors[p]) if self.detail == Detail.POOLED else 1
 
     def add_counts(self, p: int) -> None:
@@ -271,11 +286,11 @@ class _Model:
         return [group for group in self.groups_P[p] if group[-1:] == worker]
 
     def by(self, kind: Kind, p: int, groups: Sequence[Group], slots_T: np.ndarray, sign: float = 1.0) -> Terms:
-        """Returns terms for the number of ops that groups have started by these slots."""
+        """Builds the terms for the number of ops that groups have started by these slots."""
         return [(sign, at(self.started[kind, p, group], slots_T)) for group in groups]
 
     def hold_to_windows(self, p: int) -> None:
-        """Adds rows: a worker runs one op at a time, all within its stage's slots."""
+        """Adds rows: a worker runs one op at a time, and all its ops within its stage's slots."""
         slots_T, begun_T, room = np.arange(self.earliest_P[p], self.end_P[p]), self.begun_PT[p], self.room(p)
         for worker in self.workers_P[p]:
             # In every slot: running ops <= room between the stage's beginning and the end of its slots, else 0.
@@ -296,7 +311,7 @@ class _Model:
             return
         f_stash, w_stash = costs.f_stash, costs.w_stash
         during_b = max(f_stash, w_stash)
-        # Equal stashes are counted, so that rounding the limit down to whole stashes tightens the LP relaxation.
+        # If both stashes are equal, the unit is a stash: a limit in whole stashes tightens the LP relaxation.
         unit = f_stash if f_stash == w_stash else limit
         most = math.floor(limit / unit * (1 + 1e-9)) if f_stash == w_stash else 1 + 1e-9
         for worker in self.workers_P[p]:
@@ -312,7 +327,7 @@ class _Model:
             self.rows.add(terms + given_back, -math.inf, most * self.room(p))
 
     def hold_to_precedence(self, p: int) -> None:
-        """Adds rows: in every slot, no more ops have started than inputs for them have arrived."""
+        """Adds rows: in every slot, no more ops have started than inputs have arrived for them."""
         costs, rows, slots_T = self.costs, self.rows, np.arange(self.end_P[p])
         for worker in self.workers_P[p] if costs.w else []:
             ended = self.by(B, p, self.run_by(p, worker), slots_T - costs.b, -1)

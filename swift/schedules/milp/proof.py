@@ -1,12 +1,14 @@
-"""ReCycle's exact planner (arXiv 2405.14009, the planner's MILP) on HiGHS: the oracle for other planners.
+"""ReCycle's exact planner (arXiv 2405.14009, the planner's MILP) on HiGHS, an oracle for other planners.
 
 It minimizes the period of a repeating iteration over the assignment of micro-batches to workers, the order of all ops,
-and the time at which each stage begins. It starts from the schedule of ``adaptive`` and from ``tight_bound``; if these
-meet, nothing is left to solve. Otherwise it asks ``model`` whether a period of T slots is possible, and every answer
-narrows the gap. Coarse models come first: they refute most periods; only the exact one yields a better schedule.
+and the time at which each stage begins. It starts from the schedule of ``adaptive`` and from ``tight_bound``; if the
+period equals the bound, the schedule is optimal. Otherwise ``model`` decides whether a period of T slots is possible,
+and every answer narrows the gap. Coarse models are solved first and refute most periods; only the exact model yields a
+better schedule.
 
-Costs that are multiples of a slot are represented exactly. Others are rounded down to slots in the model. Its bound
-remains valid, and schedules are timed with the true costs, so bound and schedule come close but rarely meet.
+Costs that are multiples of a slot are represented exactly. Other costs are rounded down to slots in the model. The
+bound remains valid, and schedules are timed with the exact costs, so the period gets close to the bound but rarely
+equals it.
 
 Shape suffixes: D pipelines, M micro-batches of a pipeline, P stages.
 """
@@ -32,9 +34,9 @@ from swift.schedules.sequences import time_round
 
 F, B, W = Kind.F, Kind.B, Kind.W
 _MAX_COLUMNS = 8_000
-"""Limit on the coarsest model, which then answers within a minute."""
+"""Limit on the number of columns of the coarsest model, up to which it is solved within a minute."""
 _MAX_COLUMNS_OF_ROUNDED = 2_000
-"""The same limit for rounded costs, where the optimum is rarely proved anyway."""
+"""Limit on the number of columns of the coarsest model for rounded costs, where the optimum is rarely proved anyway."""
 _MAX_COLUMNS_OF_FINER = 30_000
 _LEAST_SLOTS_OF_OP = 3
 _SAME = 1e-9
@@ -42,7 +44,7 @@ _SAME = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """The best schedule so far, and a lower bound on the shortest period.
+    """Best schedule so far, and a lower bound on the shortest period.
 
     Attributes:
         schedule: best schedule found.
@@ -59,7 +61,11 @@ class Proof:
 
 
 def milp(problem: Problem, time_limit_s: float = 60.0) -> Schedule:
-    """Plans a schedule with the shortest period; if time runs out, warns and returns the best one found.
+    """Plans a schedule with the shortest period; if time runs out, warns and returns the best schedule found.
+
+    Args:
+        problem: problem to plan.
+        time_limit_s: time limit for the solver, in seconds; see ``milp_proof``.
 
     Raises:
         SettingError: the problem is too large, or it limits memory and counts messages.
@@ -75,11 +81,11 @@ def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool 
     """Finds the best schedule and a proved lower bound on the period.
 
     Args:
-        problem: problem whose period takes up to a few hundred slots.
-        time_limit_s: time limit for the solver, in seconds, after ``adaptive`` has found the starting point. HiGHS
-            checks the clock only between its steps: with thousands of columns, for example by worker with 8 stages, it
-            may take a minute longer.
-        use_bound: False starts without ``tight_bound``, to test that bound against the outcome.
+        problem: problem with a period of up to a few hundred slots.
+        time_limit_s: time limit for the solver, in seconds; the time in which ``adaptive`` finds the initial schedule
+            does not count. HiGHS checks the clock only between its steps: with thousands of columns, for example
+            ``BY_WORKER`` with 8 stages, it may exceed the limit by a minute.
+        use_bound: False to start without ``tight_bound``, for tests that compare that bound with the proved one.
 
     Raises:
         SettingError: the problem is too large, or it limits memory and counts messages.
@@ -102,7 +108,14 @@ def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Costs in slots. ``update`` is t_u; ``is_exact`` is True if nothing was rounded."""
+    """Costs in slots.
+
+    Attributes:
+        slot: length of a slot, in the time unit of the costs.
+        costs: durations of ops and messages in slots.
+        update: duration of U in slots.
+        is_exact: whether no cost was rounded.
+    """
 
     slot: float
     costs: SlotCosts
@@ -111,7 +124,11 @@ class _Grid:
 
     @classmethod
     def of(cls, problem: Problem, longest: float) -> "_Grid":
-        """Chooses the slot: exact if the model for a period of ``longest`` stays small enough, else a rounded one."""
+        """Chooses a slot, and rounds the costs down to slots.
+
+        The slot divides all costs if the model for a period of ``longest`` is then small enough; otherwise it is
+        longer.
+        """
         costs = problem.costs
         times = [costs.t_f, costs.t_b, costs.t_w, costs.t_u, costs.t_comm]
         shares = [Fraction(time / costs.t_f).limit_denominator(1000) for time in times]
@@ -126,7 +143,7 @@ class _Grid:
 
 
 def _least_lossy_slot(problem: Problem, longest: float) -> float:
-    """Chooses, among fractions of F that keep the model small, the slot that loses the least time to rounding."""
+    """Chooses the slot with the least rounding error among the fractions of F that keep the model small."""
     costs = problem.costs
     times = (costs.t_f, costs.t_b, costs.t_w)
     most_slots = _MAX_COLUMNS_OF_ROUNDED // num_columns(problem, 1, Detail.POOLED)
@@ -147,9 +164,9 @@ class _Search:
         self.grid = _Grid.of(problem, period(first))
 
     def run(self) -> None:
-        """Searches until schedule and bound meet, no question is left, or time runs out."""
+        """Searches until the schedule is proved optimal, all models are solved, or time runs out."""
         low, high = self.to_slots(self.proof.bound), self.to_slots(period(self.proof.schedule))
-        with suppress(Undecided):  # keeps what was found and proved until then
+        with suppress(Undecided):  # keeps the best schedule and bound so far
             for detail in self.details(high):
                 low, high = self.narrow(low, high, detail)
             if low == high:
@@ -159,7 +176,7 @@ class _Search:
         return math.ceil(length / self.grid.slot * (1 - _SAME))
 
     def details(self, num_slots: int) -> Iterator[Detail]:
-        """Yields the models worth solving, coarse ones first: none that equals the next finer one or is too large."""
+        """Yields the models worth solving, coarse ones first; skips those that are too large or equal a finer one."""
         is_single_P = [len(peers) == 1 for peers in self.problem.survivors]
         same = {Detail.POOLED: all(is_single_P), Detail.BY_WORKER: all(is_single_P[:-1]), Detail.BY_PATH: False}
         for detail in Detail:
@@ -167,10 +184,10 @@ class _Search:
                 yield detail
 
     def narrow(self, low: int, high: int, detail: Detail) -> tuple[int, int]:
-        """Raises ``low`` to the shortest period that a model allows, given that ``high`` is feasible."""
+        """Raises ``low`` to the shortest period that a model allows, in slots, given that ``high`` is feasible."""
         allowed, stride = high, 1
         while low < allowed:
-            # The answer is usually close to the refuted periods: probe from there with growing strides, then bisect.
+            # The shortest period is usually close to refuted ones: probe from there with growing strides, then bisect.
             probe = min(low + stride - 1, (low + allowed) // 2)
             try:
                 starts = self.fit([probe] * self.problem.num_stages, detail)
@@ -202,16 +219,16 @@ class _Search:
         if not self.grid.is_exact:
             slots = low - 1
         elif self.problem.staggered:
-            # The period is a mean over a cycle of stages that delay each other: a multiple of 1 / (stages in it).
+            # The period is the mean over a cycle of stages that delay each other: a multiple of 1 / (cycle length).
             slots = low - 1 + 1 / self.problem.num_stages
         self.proof = replace(self.proof, bound=max(self.proof.bound, slots * self.grid.slot))
 
     def exclude_parts_of_slots(self, low: int) -> None:
         """Proves that the shortest period, known to be above ``low - 1`` slots, is ``low``.
 
-        Take a schedule with a period between the two, and round it down to slots, counted from the beginning of stage
-        p. Precedence is kept, stage p has ``low`` - 1 slots, and the other stages have ``low``. So it is enough to find
-        one stage for which that is infeasible.
+        Take a schedule with a period between ``low - 1`` and ``low`` slots, and round its times down to slots, counted
+        from the beginning of stage p. This keeps the precedence; stage p takes at most ``low - 1`` slots, and the other
+        stages take at most ``low``. So it is enough to find one stage p for which that is infeasible.
         """
         P = self.problem.num_stages
         for detail in self.details(low):
@@ -225,7 +242,7 @@ class _Search:
 
 
 def _as_schedule(problem: Problem, starts: Starts) -> Schedule:
-    """Builds a schedule with the exact model's order of ops; each op starts as early as the true costs allow."""
+    """Builds a schedule with the exact model's order of ops; each op starts as early as its exact costs allow."""
     D, P, peers_P = problem.num_pipelines, problem.num_stages, problem.survivors
     paths, ops = _follow(problem, starts)
     names = _names(problem, [[peers_P[p][path[p]] for p in range(P)] for path in paths])
@@ -241,10 +258,10 @@ def _as_schedule(problem: Problem, starts: Starts) -> Schedule:
 
 
 def _follow(problem: Problem, starts: Starts) -> tuple[list[Group], list[tuple[int, int, int, Kind, int]]]:
-    """Follows the groups' ops to single micro-batches.
+    """Assigns the ops of groups to individual micro-batches.
 
     Returns:
-        The path of each micro-batch, and all ops as (stage, peer, slot, kind, micro-batch).
+        The path of each micro-batch (a ``Group``), and all ops as (stage, peer, slot, kind, micro-batch).
     """
     P = problem.num_stages
     groups_P: list[list[Group]] = [[group for kind, q, group in starts if (kind, q) == (F, p)] for p in range(P)]
@@ -281,7 +298,7 @@ def _follow(problem: Problem, starts: Starts) -> tuple[list[Group], list[tuple[i
 
 
 def _names(problem: Problem, executors: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Gives every micro-batch a (pipeline, index), preferably of a pipeline that runs it at many stages."""
+    """Assigns a (pipeline, index) to every micro-batch, preferably of a pipeline that runs it at many stages."""
     counts = [0] * problem.num_pipelines
     names = []
     for executor in executors:

@@ -1,7 +1,7 @@
 """ReCycle's planner: peers run a failed worker's micro-batches in the bubbles of a decoupled backward pass.
 
-arXiv 2405.14009, adaptive pipelining. The paper solves a MILP; this planner runs event-driven list scheduling
-(``list_scheduling``) under many policies (``search``). It is tested against ``milp``, the exact oracle.
+This is adaptive pipelining (arXiv 2405.14009). The paper solves a MILP; this planner runs event-driven list scheduling
+(``list_scheduling``) under many policies (``search``). It is tested against ``milp``, the exact planner.
 """
 
 from dataclasses import replace
@@ -15,25 +15,26 @@ from swift.schedules.problem import Kind, Problem
 from swift.schedules.schedule import Round, Schedule, fits
 
 _MAX_OPS = 400_000
-"""Ops that the search may schedule, about a second's worth."""
+"""Number of ops that the search may schedule, which takes about a second."""
 
 
 def adaptive(problem: Problem) -> Schedule:
-    """Plans for the live workers, as close to ``tight_bound`` as about a second of search gets."""
+    """Plans a schedule for the live workers by about a second of search for a period close to ``tight_bound``."""
     return Schedule.planned(problem, "adaptive", adaptive_round)
 
 
 def adaptive_round(problem: Problem, max_ops: int | None = None) -> Round:
     """Plans the round that ``adaptive`` repeats.
 
-    How long messages occupy inboxes is known only after planning. So where memory is limited and messages have a size,
-    several plans are made, each with stash memory for a fixed number of micro-batches, largest first. The shortest plan
-    that fits together with its messages wins. The numbers do not depend on the limit, so more memory never makes the
-    period longer, unless planning all of them would take too long; then they are chosen to suit the limit.
+    How long messages occupy inboxes is known only after planning. If memory is limited and messages have a size,
+    several plans are therefore made, each with stash memory for a fixed number of micro-batches, largest first. The
+    shortest plan that fits in memory together with its messages wins. The numbers of micro-batches do not depend on the
+    limit, so more memory never makes the period longer, except if planning for all of them would take too long: then
+    they are chosen to suit the limit.
 
     Args:
         problem: problem to plan.
-        max_ops: ops that the search may schedule; None for about a second's worth.
+        max_ops: number of ops that the search may schedule; None for a number that takes about a second.
     """
     limit, costs, max_ops = problem.memory_limit, problem.costs, max_ops or _MAX_OPS
     if limit is None or not costs.inbox:
@@ -43,7 +44,7 @@ def adaptive_round(problem: Problem, max_ops: int | None = None) -> Round:
     alone = problem.microbatch_peak - costs.inbox
     best, (numbers, num_tries) = _one_after_another(problem), _numbers_held(problem, stash, max_ops)
     for number in numbers:
-        # Plan without messages; ``fits`` counts them afterwards, once their times are known.
+        # Plan without messages; ``fits`` includes them afterwards, when their times are known.
         stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=max(alone, number * stash))
         if tight_bound(stashes) >= best.period * (1 - 1e-9):
             break
@@ -54,9 +55,9 @@ def adaptive_round(problem: Problem, max_ops: int | None = None) -> Round:
 
 
 def _numbers_held(problem: Problem, stash: float, max_ops: int) -> tuple[list[int], int]:
-    """Returns numbers of micro-batches to plan stash memory for, descending, and the divisor for the op budget."""
+    """Returns numbers of micro-batches to reserve stash memory for, descending, and the divisor of the op budget."""
     fewest_peers, chunks = min(map(len, problem.survivors)), problem.num_chunks if problem.stage_of_chunk else 1
-    # More room than the most loaded worker can fill is useless.
+    # More memory than the most loaded worker can fill is useless.
     useful = max(problem.most_loaded(fewest_peers), problem.most_microbatches) * chunks
     most = min(int(max_in_flight(problem, stash)), useful)
     steps = [1]
@@ -69,10 +70,10 @@ def _numbers_held(problem: Problem, stash: float, max_ops: int) -> tuple[list[in
 
 
 def _one_after_another(problem: Problem) -> Round:
-    """Runs each micro-batch through all chunks and back before the next one: the fallback that always fits."""
+    """Plans each micro-batch through all chunks and back before the next one, as a fallback that always fits."""
     D, M, C, comm = problem.num_pipelines, problem.most_microbatches, problem.num_chunks, problem.costs.t_comm
     f_P, b_P, w_P, u_P = problem.time_4P
-    # In a V the worker may also hold the previous chunk, whose B then waits for this W.
+    # If a worker holds several chunks, it may also hold the previous chunk, whose B then waits for this W.
     back_P = b_P if problem.decoupled and problem.is_plain else b_P + w_P
     start_f_P = np.cumsum(np.append(0.0, f_P + comm))
     start_b_P = start_f_P[-1] - comm + np.cumsum(np.append(0.0, (back_P + comm)[::-1]))[-2::-1]
@@ -105,6 +106,6 @@ def _as_round(problem: Problem, policy: Policy, listing: Listing) -> Round:
     d, m = np.array(microbatch_ids(problem)).T
     executor_DMP[d, m] = np.array(policy.executor, np.int32).reshape(-1, C)
     start_3DMP[:, d, m] = np.array(listing.start).reshape(-1, C, 3).transpose(2, 0, 1)
-    # ``if_drained`` planned a barrier, since only the end counts. Drop it where Us take no time from other chunks.
+    # ``if_drained`` added a barrier, since only the end counts. Drop it if Us take no time away from other chunks.
     is_free = problem.staggered and (problem.is_plain or not problem.time_4P[Kind.U].any())
     return Round(executor_DMP, start_3DMP, np.array(listing.end if is_free else listing.update), listing.period)

@@ -14,13 +14,13 @@ from swift.schedules.schedule import Round, Schedule, fits
 from swift.schedules.sequences import time_round
 
 _Order = Callable[[Problem, int, int], list[tuple[int, int, int]]]
-"""(problem, stage, most micro-batches in memory at once) -> ops of that stage of pipeline 0."""
+"""Function (problem, stage, largest number of micro-batches in memory) -> ops of that stage in pipeline 0, in order."""
 
 
 def gpipe(problem: Problem) -> Schedule:
     """Plans all Fs, then all backward passes, in flushes of as many micro-batches as the memory limit allows.
 
-    GPipe (arXiv 1811.06965), section 2.3. With unit times and no memory limit, the period is 3M + 3(P-1).
+    This is GPipe (arXiv 1811.06965, section 2.3). With unit times and no memory limit, the period is 3M + 3(P-1).
 
     Returns:
         A schedule of ``problem`` with neither a decoupled backward nor staggered updates.
@@ -34,9 +34,9 @@ def gpipe(problem: Problem) -> Schedule:
 def one_f_one_b(problem: Problem) -> Schedule:
     """Plans one F and one backward pass alternately (1F1B), after a warm-up of P - p Fs at stage p.
 
-    PipeDream-Flush (arXiv 2006.09503), section 2.2. With unit times and a memory limit of at least P, the period is
-    3M + 3(P-1). A lower limit shortens all warm-ups in proportion: stages with equally many micro-batches in flight
-    would wait for each other in every turn.
+    This is PipeDream-Flush (arXiv 2006.09503, section 2.2). With unit times and a memory limit of at least P
+    micro-batches, the period is 3M + 3(P-1). A lower limit shortens all warm-ups in proportion, because stages with
+    equal numbers of micro-batches in flight would wait for each other in every turn.
 
     Returns:
         A schedule of ``problem`` with neither a decoupled backward nor staggered updates.
@@ -50,9 +50,9 @@ def one_f_one_b(problem: Problem) -> Schedule:
 def zero_bubble(problem: Problem) -> Schedule:
     """Plans a zero-bubble schedule with the adaptive planner.
 
-    Zero bubble pipeline parallelism (arXiv 2401.10241). Its hand-made ZB-H1 ends one iteration of unit times within
-    3M + P - 1; here a search under the memory limit replaces the hand-made orders. The problem decides whether the
-    backward pass is decoupled and updates are staggered.
+    In zero bubble pipeline parallelism (arXiv 2401.10241), the handcrafted schedule ZB-H1 finishes an iteration of unit
+    times within 3M + P - 1. Here a search under the memory limit replaces the handcrafted schedules. The problem
+    determines whether the backward pass is decoupled and updates are staggered.
 
     Raises:
         SettingError: the problem has a failed worker.
@@ -82,7 +82,7 @@ def _alternating(problem: Problem, stage: int, num_held: int) -> list[tuple[int,
 
 
 def _repeated(problem: Problem, name: str, order: _Order, most_held: int) -> Schedule:
-    """Plans one pipeline, with as much in flight as the memory limit allows, and copies it to all pipelines."""
+    """Plans one pipeline with as many micro-batches in memory as the limit allows, and copies it to all pipelines."""
     _refuse_failures(problem, name)
     if not (problem.is_plain and problem.is_uniform):
         allowed = f"{name} plans pipelines that are alike, with one chunk on each stage: try adaptive"
@@ -108,7 +108,7 @@ def _largest_that_fits(problem: Problem, order: _Order, num_held: int) -> Round:
     while True:
         sequences = [order(problem, p, num_held) for p in range(problem.num_stages)]
         plan = time_round(problem, executor_DMP, sequences)
-        # How long messages occupy inboxes is known only now, so shrink until they fit; one micro-batch always does.
+        # How long messages occupy inboxes is known only now: hold fewer micro-batches until they fit; one always does.
         if num_held == 1 or fits(problem, plan):
             return plan
         num_held -= 1

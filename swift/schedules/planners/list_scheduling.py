@@ -1,6 +1,6 @@
-"""Event-driven list scheduling of one iteration under one policy, the inner loop in the adaptive planner's search.
+"""Event-driven list scheduling of one iteration under one policy, the inner loop of the adaptive planner's search.
 
-Numbering: the j-th micro-batch (see ``microbatch_ids``) at chunk k is x = j * (number of chunks) + k, and its F, B and
+The j-th micro-batch (see ``microbatch_ids``) at chunk k has the index x = j * (number of chunks) + k, and its F, B and
 W are the ops 3x, 3x + 1 and 3x + 2. Plain lists are several times faster than arrays here, because every step depends
 on the previous one.
 """
@@ -24,15 +24,15 @@ class Policy:
         executor: pipeline whose worker runs each x.
         rank: priority of each micro-batch, lowest first. On a worker with several chunks, later chunks go first.
         in_flight: target number of micro-batches between F and B, for each worker d * P + p. Below the target a waiting
-            F goes first, or a W that frees memory for that F; at the target or above, B goes first.
+            F goes first, or a W that frees memory for that F. At or above the target, B goes first.
         patience: a W is postponed if a message will arrive within this fraction of the W's duration.
         reserves: whether a micro-batch's first F on a worker allocates memory for all its chunks there. Otherwise the
-            memory only has to be free at that moment, and other micro-batches may take it: more of them fit, or all of
-            them get stuck.
-        pace: least time between the starts of two Fs of the first chunk on a worker. The rhythm travels with the
-            micro-batches: on every worker Fs and Bs arrive alternately, and none waits behind an op that began early.
-        begins: for each worker d * P + p, the time before which it is idle; empty if all begin at 0. A worker with
-            chunks of several stages can begin an iteration only after the updates of all of them.
+            memory only has to be free at that moment, and other micro-batches may take it: either more micro-batches
+            fit, or all of them deadlock.
+        pace: least time between the starts of two Fs of the first chunk on a worker. The pace carries over to later
+            workers: Fs and Bs arrive alternately, and none waits for an op that started early.
+        begins: for each worker d * P + p, the time before which it is idle; empty if all workers begin at 0. A worker
+            with chunks of several stages can begin an iteration only after the updates of all of them.
     """
 
     executor: Sequence[int]
@@ -52,8 +52,9 @@ class Listing:
         start: start of every op 3x + kind.
         end: end of each chunk's last W.
         update: start of each chunk's U.
-        spans: time from first op to last U, for each stage; for each worker if workers hold several chunks.
-        period: time after which the next iteration can repeat the listing; infinite if memory ran out on the way.
+        spans: time from the first F to the end of the last W, for each chunk; with staggering, if workers hold several
+            chunks, time from the first F to the end of the last U, for each live worker.
+        period: time after which the next iteration can repeat the listing; infinite if memory ran out.
     """
 
     start: list[float]
@@ -64,17 +65,17 @@ class Listing:
 
 
 def microbatch_ids(problem: Problem) -> list[tuple[int, int]]:
-    """Lists all micro-batches as (pipeline, index), in the order of their numbers."""
+    """Lists all micro-batches as (pipeline, index), in ascending order; the position in the list is the number j."""
     return [(d, m) for d, number in enumerate(problem.microbatches) for m in range(number)]
 
 
 def list_schedule(problem: Problem, policy: Policy) -> Listing:
-    """Schedules one iteration greedily: a free worker starts an op, chosen by ``policy``, as soon as one is ready."""
+    """Schedules one iteration greedily: a free worker starts an op, chosen by ``policy``, as soon as an op is ready."""
     return _Simulation(problem, policy).run()
 
 
 class _Simulation:
-    # Slots: CPython 3.11 moves objects with more than 30 attributes to a dict, which makes the loop an eighth slower.
+    # CPython 3.11 stores the attributes of objects with more than 30 of them in a dict, which slows the loop by 1/8.
     __slots__ = (
         *("problem", "policy", "C", "comm", "fused", "t_f", "t_b", "t_w", "t_u", "f_stash", "w_stash", "limit"),
         *("rank", "worker", "free", "held", "flying", "f_ready", "b_ready", "w_ready", "coming", "events", "times"),
@@ -86,7 +87,7 @@ class _Simulation:
         self.policy, self.comm = policy, problem.costs.t_comm
         self.fused = not problem.decoupled
         self.t_f, self.t_b, self.t_w, self.t_u = problem.time_4P.tolist()
-        # B holds the larger stash while it runs, so every worker keeps room for one stash to grow.
+        # B holds the larger stash while it runs, so every worker reserves memory for one stash to grow.
         self.f_stash, self.w_stash = problem.stash_2P.tolist()
         if self.fused:
             self.t_b = [b + w for b, w in zip(self.t_b, self.t_w, strict=True)]
@@ -117,7 +118,7 @@ class _Simulation:
         self.joint = None if problem.is_plain or not problem.staggered or not any(self.t_u) else _Updates(problem)
 
     def count_chunks_of_workers(self) -> None:
-        """Makes an F need memory for all the micro-batch's chunks on its worker; else later ones may lack it."""
+        """Makes an F require memory for all chunks of its micro-batch on the worker, so that later chunks can run."""
         self.f_rank, self.stash, C = list(self.rank), list(self.room), self.C
         # More than any difference of ranks, so that later chunks always go first.
         most = 2 * (max(self.rank) - min(self.rank)) + 1
@@ -143,7 +144,7 @@ class _Simulation:
         f_ready, b_ready, joint, num_workers = self.f_ready, self.b_ready, self.joint, len(free)
         while times:
             now = times[0]
-            # Events that differ only by rounding errors happen at once.
+            # Events whose times differ only by rounding errors happen together.
             horizon = now * (1 + 1e-12)
             woken = []
             while times and times[0] <= horizon:
@@ -165,7 +166,7 @@ class _Simulation:
             for w in woken:
                 if free[w] <= horizon and not (joint and self.meet(w, now, horizon)):
                     self.choose(w, now, horizon)
-        # Stuck: micro-batches hold memory that others need to go on. A worker with one chunk can always run a B.
+        # Deadlock: micro-batches hold memory that others need. A worker with one chunk can always run a B.
         if any(self.f_ready) or any(self.b_ready) or any(self.w_ready):
             assert not self.problem.is_plain, "ops left over"
             return Listing(self.start, self.end, self.end, [math.inf], math.inf)
@@ -175,7 +176,7 @@ class _Simulation:
         problem, update = self.problem, self.end
         first = [min(self.first[w] for w in workers) for workers in problem.worker_DP.T.tolist()]
         if not problem.staggered:
-            # Us follow the barrier chunk by chunk. Peers start together, once the last of them has finished earlier Us.
+            # Us follow the barrier, in the order of chunks. Peers start together, when all have finished earlier Us.
             update, after = [max(self.end)] * self.C, [0.0] * len(self.free)
             for k, workers in enumerate(problem.worker_DP.T.tolist()):
                 latest = max(after[w] for w in workers)
@@ -281,7 +282,7 @@ class _Simulation:
         self.finish(k, self.occupy(w, now + self.t_w[k]))
 
     def finish(self, k: int, end: float) -> None:
-        """Records the end of a W; after a chunk's last W its Us become due."""
+        """Records the end of a W; the end of a chunk's last W makes the chunk's Us due."""
         if end > self.end[k]:
             self.end[k] = end
         if self.joint:
@@ -295,7 +296,7 @@ class _Simulation:
         return end
 
     def expect(self, time: float, code: int) -> None:
-        """Schedules an event."""
+        """Adds an event at ``time``; see ``events`` for the codes."""
         events = self.events
         if time in events:
             events[time].append(code)
@@ -312,12 +313,12 @@ class _Simulation:
 
 
 class _Updates:
-    """Us that take time and that workers with several chunks have to run together, as rendezvous.
+    """State of Us that take time, which all workers that hold the chunk have to start together.
 
     Attributes:
-        holders: live workers of each chunk.
+        holders: live workers that hold each chunk.
         left: Ws of each chunk that have not started.
-        due: chunks whose U each worker has to run next.
+        due: for each worker, chunks whose U is due.
         start: start of each chunk's Us.
     """
 

@@ -1,10 +1,10 @@
-"""Planner for SPMD execution: minimizes ``lockstep_period``.
+"""Planner for SPMD execution, which minimizes ``lockstep_period``.
 
 In an SPMD program every tick takes as long as its longest op. A plan for workers at their own pace mixes kinds of ops
-in a tick and pays for the longest. So this planner keeps two things from the adaptive plan: the assignment of
-micro-batches to workers, and the order of each worker's Fs, of its Bs and of its Ws. Their interleaving is searched
-tick by tick. A tick has the length of one kind of op, and every worker runs a B in it if one is ready and fits, else an
-F, else a W.
+in a tick, and the tick takes as long as the longest kind. This planner therefore keeps only two things from the
+adaptive plan: the assignment of micro-batches to workers, and the order of each worker's Fs, of its Bs and of its Ws. A
+beam search finds their interleaving tick by tick. A tick has the duration of one kind of op, and in it every worker
+runs a B if one is ready and fits, else an F, else a W.
 
 Shape suffixes: R live workers in mesh order, S states of the search, n ops, 4 the kinds F, B, W, U, D pipelines, P
 chunks.
@@ -22,27 +22,27 @@ from swift.schedules.schedule import Round, Schedule, fits, round_of
 from swift.schedules.sequences import SequencedOp, time_round
 
 _GUIDES = ((1.0, 0.3), (1.0, 1.0), (1.0, 2.0), (1.5, 0.3))
-"""(stretch, weight of the mean) for each search, see ``_FreeOrder``; the best result counts."""
+"""(stretch, weight of the mean) for each search, see ``_FreeOrder``; the best result is used."""
 _WIDTH = 24
 _MAX_STATES = 3_000
 """Limit on the beam's width times the number of live workers."""
 _MAX_OPS = 1_500_000
-"""Ops to search in total; at least one search runs."""
+"""Number of ops that all searches together may schedule; at least one search runs."""
 _MESSAGES = (1, 2, 4, 6)
-"""Numbers of messages to reserve memory for, in the order tried, until the result fits a limit that counts messages."""
+"""Numbers of messages to reserve memory for, in the order tried, until the result fits in memory with its messages."""
 _NEVER = 1 << 40
 
 
 def lockstep(problem: Problem) -> Schedule:
     """Plans a schedule with a short ``lockstep_period``; its ``period`` is slightly longer than with ``adaptive``.
 
-    The order of ops is tuned for lockstep, but the schedule's times assume workers at their own pace.
+    The order of ops is optimized for lockstep, but the schedule's times assume that workers run at their own pace.
     """
     return Schedule.planned(problem, "lockstep", _best_round)
 
 
 def _best_round(problem: Problem) -> Round:
-    # Three iterations are enough to see the steady state: the middle one has neighbours on both sides.
+    # Three iterations are enough for the steady state: the middle one has neighbors on both sides.
     problem = replace(problem, num_iterations=1 if problem.num_iterations == 1 else 3)
     plan = adaptive(problem)
     rounds = [round_of(plan), *(_interleaved(plan) if problem.decoupled else ())]
@@ -51,7 +51,7 @@ def _best_round(problem: Problem) -> Round:
 
 
 def _interleaved(plan: Schedule) -> Iterator[Round]:
-    """Yields each search's best round, taken from the middle iteration."""
+    """Yields the best round of each search, taken from the middle iteration."""
     problem, space = plan.problem, _FreeOrder(plan)
     executor_DMP = round_of(plan).executor_DMP
     for stretch, weight in _GUIDES[: max(1, _MAX_OPS // plan.num_ops)]:
@@ -69,12 +69,12 @@ def _interleaved(plan: Schedule) -> Iterator[Round]:
 class _FreeOrder:
     """Search space of interleavings. A state counts the Fs, Bs, Ws and Us that each worker has run.
 
-    The estimate of the time left is the slowest worker's, plus a share of the workers' mean. A worker's time left is
-    the maximum of its remaining work and of the longest paths from its next ops to the end of the window. Paths follow
-    ops on a worker and ops that wait for each other's output. An op with a waiting reader counts ``stretch`` times its
-    duration, since waiting for a message lasts until the end of a tick.
+    The estimate of the time left is the maximum over workers, plus a multiple of the mean. A worker's time left is the
+    maximum of its remaining work and of the longest paths from its next ops to the end of the window. Paths lead from
+    an op to the next op on its worker and to ops that wait for its output. On a path to a waiting op, an op counts
+    ``stretch`` times its duration, since its output is available only at the end of its tick.
 
-    The i-th op of a kind in line r is node ``first_4R[kind, r] + i``; each list ends with a node without an op.
+    The i-th op of a kind in line r is node ``first_4R[kind, r] + i``; each list has a last node without an op.
     """
 
     def __init__(self, schedule: Schedule):
@@ -86,7 +86,7 @@ class _FreeOrder:
         self.start_cR = np.zeros_like(self.end_cR)
         self.first_4R = np.concatenate([[0], np.cumsum(self.end_cR + 1)[:-1]]).reshape(4, R)
         num_nodes = int(self.end_cR.sum()) + 4 * R
-        # In this space Us come last, in the order of chunks, wherever the plan puts them.
+        # In this space Us come last, in the order of chunks, regardless of their places in the plan.
         place_n = np.where(kind == Kind.U, schedule.iteration * problem.num_chunks + schedule.chunk, lines.place_n)
         order = np.lexsort((place_n, lines.row_n, kind))
         self.op = np.full(num_nodes, NONE)
@@ -110,14 +110,14 @@ class _FreeOrder:
         self.levels = FixedOrder(lines).levels
 
     def sums_before(self, values_n: np.ndarray) -> np.ndarray:
-        """Sums the values of the ops before each node in its list, float64[nodes]."""
+        """Sums the values of the ops that precede each node in its list, float64[nodes]."""
         node_values = np.zeros(len(self.op))
         node_values[self.node_n] = values_n
         lists = np.split(node_values, self.first_4R.ravel()[1:])
         return np.concatenate([np.cumsum(values) - values for values in lists])
 
     def mean_times(self) -> np.ndarray:
-        """Computes each line's mean op times by kind, an iteration's Us summed, float64[4, R]."""
+        """Computes the mean time of each line's ops by kind, float64[4, R]; for U, the sum over an iteration."""
         problem, R = self.schedule.problem, len(self.lines.worker_R)
         times_4R = np.zeros((4, R))
         for row, w in enumerate(self.lines.worker_R.tolist()):
@@ -143,7 +143,7 @@ class _FreeOrder:
         """
         kind, iteration = self.schedule.kind, self.schedule.iteration
         (f_n, b_n, w_n), is_f, is_u = self.schedule.rows_of_microbatches, kind == Kind.F, kind == Kind.U
-        # The nodes that end a list keep this value, so they are never ready.
+        # The last node of each list keeps this value, so it is never ready.
         place = np.full(num_nodes, _NEVER)
         place[self.node_n[is_f]] = self.num_updates[self.lines.row_n[is_f]] * iteration[is_f] - 1
         place[self.node_n[b_n]] = self.place_n[f_n]
@@ -164,7 +164,11 @@ class _FreeOrder:
         self.limit = np.inf if limit is None else limit * (1 + 1e-12) - num_messages * self.costs.inbox
 
     def best_way(self) -> np.ndarray | None:
-        """Searches for the ops to run in every tick, bool[T, 4, R]; None if memory or the fixed orders leave no way."""
+        """Searches for the ops to run in every tick.
+
+        Returns:
+            Kind of op that each worker runs in each tick, bool[T, 4, R], or None if the search reached a dead end.
+        """
         width = max(1, min(_WIDTH, _MAX_STATES // len(self.lines.worker_R)))
         shortest = float(self.schedule.problem.time_4P[: Kind.U].min())
         return beam_search(self, width, COST_PER_TICK * shortest)
@@ -247,7 +251,7 @@ class _FreeOrder:
         return left_SR.max(axis=1) + self.weight * left_SR.mean(axis=1)
 
     def sequences(self, ran_T4R: np.ndarray, iteration: int) -> Sequence[Sequence[SequencedOp]]:
-        """Lists the ops that every worker ran in an iteration, in the form that ``time_round`` takes."""
+        """Lists the ops that every worker runs in an iteration, in order, as arguments of ``time_round``."""
         schedule, lines = self.schedule, self.lines
         by_worker: list[list[SequencedOp]] = [[] for _ in range(len(schedule.bounds) - 1)]
         place_T4R = ran_T4R.cumsum(axis=0) - 1

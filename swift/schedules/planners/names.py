@@ -23,22 +23,22 @@ def v_shape(num_stages: int) -> tuple[int, ...]:
 
 
 SHAPES: Mapping[str, Callable[[int], tuple[int, ...]]] = {"v": v_shape}
-"""Planners for several runs of blocks per worker: a function from the number of stages to the stage of each chunk."""
+"""Planners with several runs of blocks per worker, mapped to a function: number of stages -> stage of each chunk."""
 
 
 class CustomPlanner(Protocol):
-    """Interface of a user-defined planner. Make it a frozen dataclass, so that a configuration can name it.
+    """Interface of a user-defined planner. Make it a frozen dataclass, so that a configuration can refer to it.
 
-    Its schedules are verified before they run. Useful parts: ``time_round`` computes the times of ops in a given order,
-    and ``Schedule.from_round`` repeats a round for all iterations.
+    Its schedules are verified before they run. Two functions are useful for writing a planner: ``time_round`` computes
+    the times of ops in a given order, and ``Schedule.from_round`` repeats a round for all iterations.
     """
 
     @property
     def name(self) -> str:
-        """Short name for messages."""
+        """Short name of the planner, for messages."""
 
     def plan(self, problem: "Problem") -> "Schedule":
-        """Plans a problem whose failures are in its first pipelines; must be deterministic.
+        """Plans a problem; must be deterministic. The failures at each stage are in the first pipelines.
 
         Raises:
             SettingError: the planner cannot plan for this problem.

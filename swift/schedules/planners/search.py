@@ -1,11 +1,11 @@
-"""Search for a good ``Policy``: a few that the problem suggests, then small random changes to the best ones.
+"""Search for a good ``Policy``: first some that suit the problem, then small random changes to the best ones.
 
-The main unknown is how many micro-batches the most loaded stages should hold between F and B. Early stages want many,
-so that they have work while their first B is on its way; late stages want few, so that the last B leaves early.
+The main unknown is how many micro-batches the most loaded stages should hold between F and B. Early stages need many,
+so that they have work while their first B is on its way. Late stages need few, so that the last B leaves early.
 
-The other unknown is re-routing (ReCycle): which peer runs each of a failed worker's micro-batches, and when. Peers
-serve the same stage in other pipelines with the same weights, so any of them can. ``reroute`` picks the least loaded
-one, the search tries other assignments, and the plan carries the choice to the training step.
+The other unknown is re-routing (ReCycle): which peer runs each of a failed worker's micro-batches, and when. Peers hold
+the same weights, those of the same stage in other pipelines, so any of them can. ``reroute`` picks the least loaded
+peer, the search tries other assignments, and the plan passes the choice on to the training step.
 """
 
 import itertools
@@ -21,7 +21,9 @@ from swift.schedules.problem import Kind, Problem
 _PATIENCE = (0.3, 0.6, 0.0)
 _CALM_PATIENCE = (1.0, 0.3, 0.6)
 _HURRIED_PER_CALM = 8
-"""Number of hurried policies per calm one. The hurried ones come first, unless memory turns over."""
+"""Number of unpaced policies (``_hurried``) per paced one (``_calm``).
+
+Unpaced ones come first, unless memory turns over."""
 _PLACES = (None, 0.25, 0.0, 0.5, 0.75, 1.0)
 _SHARE_OF_FIRST_POLICIES = 0.3
 _MANY_TRIALS = 1_000
@@ -29,18 +31,22 @@ _FIRST_OF_MANY_TRIALS = 50
 LEAST_TRIALS = 5
 _NUM_LEADERS = 3
 _MOST_IN_VAIN, _NEAR = 400, 1.03
-"""Policies without improvement before the search ends. It continues while the best is not near the target, except
-where workers hold several chunks: there the target is too loose to tell."""
+"""Number of policies without improvement after which the search ends, and how close to the target the best one has to
+be, as a factor. If workers hold several chunks, the target is too loose, and the second condition does not apply."""
 
 
 def reroute(problem: Problem) -> list[int]:
-    """Assigns micro-batches to pipelines: live workers keep theirs, failed workers' go to the least loaded peer."""
+    """Assigns micro-batches to pipelines: live workers keep theirs, failed workers' go to the least loaded peer.
+
+    Returns:
+        Pipeline that runs each micro-batch at each chunk, as in ``Policy.executor``.
+    """
     D, C = problem.num_pipelines, problem.num_chunks
     names = microbatch_ids(problem)
     executor = [d for d, _ in names for _ in range(C)]
     number = {name: j for j, name in enumerate(names)}
-    # Uniform pipelines start with equal loads, and all micro-batches cost the same, so counting re-routed ones
-    # suffices.
+    # Uniform pipelines start with equal loads, and all micro-batches cost the same, so it suffices to count re-routed
+    # micro-batches.
     work = [1.0] * C if problem.is_uniform else problem.time_4P[:3].sum(axis=0).tolist()
     load_of = [0.0] * (D * problem.num_stages)
     if not problem.is_uniform:
@@ -61,15 +67,16 @@ def reroute(problem: Problem) -> list[int]:
 
 
 def order_rerouted(problem: Problem, executor: Sequence[int], place: float | None) -> list[float]:
-    """Ranks micro-batches by index, and re-routed ones by a position among their host's own.
+    """Ranks micro-batches by index, and re-routed ones by a position among those of their host.
 
     Args:
-        problem: problem, whose micro-batches are numbered as by ``microbatch_ids``.
-        executor: pipeline that runs every micro-batch at every chunk.
-        place: position among the host's own, from 0 (early) to 1 (late); None to rank by index like all others.
+        problem: problem whose micro-batches are ranked, in the order of ``microbatch_ids``.
+        executor: pipeline that runs each micro-batch at each chunk, as in ``Policy.executor``.
+        place: position among the host's own micro-batches, from 0 (early) to 1 (late); None to rank re-routed
+            micro-batches by index, too.
     """
     D, M, C, names = problem.num_pipelines, problem.most_microbatches, problem.num_chunks, microbatch_ids(problem)
-    # Pipelines with fewer micro-batches spread them over the same time.
+    # Pipelines with fewer micro-batches spread them over the same range of ranks.
     rank = [m * (M / problem.microbatches[d]) + d / D for d, m in names]
     if place is None:
         return rank
@@ -98,7 +105,13 @@ def _swap_hosts(problem: Problem, executor: Sequence[int], chunk: int, source: r
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy with its listing. ``cost`` is the period; ties are broken by how far stages exceed the target."""
+    """A policy with its listing.
+
+    Attributes:
+        cost: period and, to break ties, the sum of the times by which stages exceed the target.
+        policy: policy that was tried.
+        listing: result of ``list_schedule`` with that policy.
+    """
 
     cost: tuple[float, float]
     policy: Policy
@@ -110,14 +123,14 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
 
     Args:
         problem: problem to plan, for one iteration.
-        target: lower bound on the period; the search stops when it is reached.
-        max_ops: ops that all trials may schedule; at least ``LEAST_TRIALS`` policies are tried.
+        target: lower bound on the period; the search stops when the period reaches it.
+        max_ops: number of ops that all trials together may schedule; at least ``LEAST_TRIALS`` policies are tried.
     """
     num_trials = max(LEAST_TRIALS, max_ops // problem.num_ops + 4)
     goal = target * (1 + 1e-9)
     leaders: list[Candidate] = []
     num_in_vain, climbs_twice = 0, _climbs_twice(problem, num_trials)
-    # One pipeline is cheap to search, and its best policy suits the stages without a failure.
+    # Searching for a single pipeline is cheap, and its best policy suits the stages without failures.
     lone = problem.single_pipeline()
     is_reduced = problem.failed and problem.is_uniform
     pilot = best_listing(lone, tight_bound(lone), max_ops // 8).policy if is_reduced else None
@@ -136,7 +149,7 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
 
 
 def _best_of_each_kind(leaders: Sequence[Candidate]) -> list[Candidate]:
-    """Keeps the best hurried and the best calm policy, since small changes rarely turn one kind into the other."""
+    """Keeps the best unpaced and the best paced policy, since small changes rarely turn one kind into the other."""
     firsts = (next((leader for leader in leaders if bool(leader.policy.pace) == calm), None) for calm in (False, True))
     return sorted((candidate for candidate in firsts if candidate is not None), key=lambda candidate: candidate.cost)
 
@@ -160,7 +173,7 @@ def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], 
 
 
 def _climbs_twice(problem: Problem, num_trials: int) -> bool:
-    """Whether the search improves a hurried and a calm policy side by side, which pays on small problems."""
+    """Returns whether to improve an unpaced and a paced policy side by side, which pays off for small problems."""
     return num_trials >= _MANY_TRIALS and problem.is_plain and _memory_turns_over(problem)
 
 
@@ -168,8 +181,8 @@ def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Po
     """Yields policies worth trying on any problem, the most promising first.
 
     Args:
-        problem: problem to try them on.
-        pilot: good policy for a single pipeline without failures.
+        problem: problem to plan.
+        pilot: good policy for a single pipeline without failures; None if unknown.
     """
     executor = reroute(problem)
     hurried, calm = _hurried(problem, executor, pilot), _calm(problem, executor)
@@ -183,7 +196,7 @@ def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Po
 
 
 def _memory_turns_over(problem: Problem) -> bool:
-    """Whether some worker runs more micro-batches than fit in its memory at once."""
+    """Returns whether some worker runs more micro-batches than fit in its memory at once."""
     num_loaded = problem.most_loaded(min(map(len, problem.survivors)))
     return num_loaded > max_in_flight(problem, float(problem.stash_2P[0].max()))
 
@@ -191,9 +204,9 @@ def _memory_turns_over(problem: Problem) -> bool:
 def _calm(problem: Problem, executor: list[int]) -> Iterator[Policy]:
     """Yields policies paced so that a worker has room for the next F whenever a B returns.
 
-    In this rhythm a B returns for each F that leaves: between the Bs of two micro-batches a worker has time for one F
-    and its message's round trip. A worker that sends Fs faster waits for memory later, and then the last Fs are delayed
-    on every worker.
+    At this pace one B returns for each F that leaves: between the Bs of two micro-batches a worker has time for one F
+    and the round trip of its message. A worker that runs Fs faster waits for memory later, which delays the last Fs on
+    every worker.
     """
     if not problem.is_plain:
         return
@@ -221,7 +234,7 @@ def _hurried(problem: Problem, executor: list[int], pilot: Policy | None) -> Ite
 
 
 def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
-    """Yields in-flight targets by stage: the minimum, 1F1B's, then others between."""
+    """Yields in-flight targets by stage: the minimum, those of 1F1B, then others."""
     P = problem.num_stages
     live = [sum(stage == p for _, stage in problem.live_workers) for p in range(P)]
     loads = [problem.most_loaded(number) if number else 0 for number in live]

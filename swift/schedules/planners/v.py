@@ -1,21 +1,22 @@
-"""Planner for the V shape: each worker holds two runs of blocks, stage 0 the first and the last, and so on inwards.
+"""Planner for the V shape: each worker holds two runs of blocks, stage 0 the first and the last, and so on inward.
 
-A micro-batch visits every worker twice, so the later chunk's stashes are short-lived where the earlier chunk's are
-long-lived. A candidate is a set of times at which Fs and Bs are due, and a way to fill idle time. Candidates are:
+A micro-batch visits every worker twice. On a worker whose earlier chunk has long-lived stashes, those of the later
+chunk are short-lived. A candidate consists of times at which Fs and Bs are due, and a rule for filling idle time.
+Candidates are:
 
 - the warm-up and alternation of ZB-V (arXiv 2401.10241, section 6);
 - building blocks that repeat for every micro-batch, such as V-Half and V-Min (arXiv 2405.15362, section 3);
 - small random changes to the best candidates.
 
-The only criterion is the period that ``time_round`` finds for the resulting order; the plan of ``adaptive`` for the
-same chunks competes too.
+The candidate with the shortest period wins, as computed by ``time_round`` for the resulting order of ops. If it misses
+the lower bound, the plan of ``adaptive`` for the same chunks is considered, too.
 
-Scheduling by due times: the op that is due first goes first. While a worker would wait for input or memory, it runs a
-W, or an F or B that is due later and takes no memory that the ops before it need. Ws have no due times: they fill idle
-time, free memory where it is short, and otherwise come at the end.
+A worker runs the op that is due first. While it would wait for input or memory, it runs a W, or an F or B that is due
+later and takes no memory that the ops before it need. Ws have no due times: they fill idle time, free memory when it
+runs short, and otherwise come at the end.
 
-P stages, C = 2P chunks, M micro-batches (the maximum over pipelines), J micro-batches of all pipelines together. The
-j-th micro-batch (see ``microbatch_ids``) at chunk k has the number x = j * (number of chunks) + k.
+Shape suffixes: P stages, C = 2P chunks, M micro-batches (the maximum over pipelines), J micro-batches of all pipelines
+together. The j-th micro-batch (see ``microbatch_ids``) at chunk k has the index x = j * (number of chunks) + k.
 """
 
 import heapq
@@ -43,21 +44,22 @@ _TURN = 6.0
 """Ops per micro-batch on a worker, the unit of time in building blocks."""
 _V_HALF = (6, (2, 1, 2, 1), (1, 1, 2)), (6, (2, 1, 2, 1), (1, 4, 2))
 _V_MIN = (4, (1, 1, 1, 1), (1, 1, 1)), (4, (1, 1, 1, 1), (1, 3, 1))
-"""Building blocks, see ``_block``; the variants differ in a gap, since no two ops may fall into the same slot."""
+"""Building blocks, as arguments of ``_block``. The two variants differ in a gap: no two ops may share a slot."""
 _LAGS = ((1, 1, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2), (1, 3, 3, 1), (1, 2, 2, 1), (3, 1, 3, 1))
-"""Lags from stage to stage, in proportion: first chunk's F, second chunk's F, second chunk's B, first chunk's B."""
+"""Proportions of the lags from stage to stage: F on the first run, F on the second, B on the second, B on the first."""
 _PLACES = (None, 0.0, 0.5, 1.0)
 _SUMS = (4, 5, 6, 7, 8, 9, 10, 12, 14)
 _GAPS = ((1, 4, 2), (1, 1, 4), (1, 1, 1), (1, 3, 1))
-"""Ops on the last stage between its two Fs, between F and B, and between its two Bs."""
+"""Times between the starts of two ops: both Fs on the last stage; the last chunk's F and B, on stage 0; and both Bs on
+the last stage."""
 _MAX_OPS = 150_000
-"""Ops that all trials may schedule, about a second's worth; three times as many with failures, where all pipelines
-have to be planned."""
+"""Number of ops that all trials may schedule, which takes about a second; three times as many with failures, when all
+pipelines have to be planned."""
 _LEAST_TRIALS, _MOST_TRIALS = 40, 300
 _SHARE_OF_FIRST = 0.4
 _NUM_LEADERS = 3
 _MESSAGES = (0, 2, 4)
-"""Numbers of messages to leave memory for, in turn, where memory is limited."""
+"""Numbers of messages to reserve memory for, used by trials in turn, if memory is limited."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Filling:
 
     Attributes:
         patience: the worker waits if its next input arrives within this fraction of the filling op's duration.
-        overtakes: whether Fs and Bs that are due later run before Ws (True), after them (False), or not at all (None).
+        overtakes: True if Fs and Bs that are due later run before Ws, False if they run after Ws, None if they do not
+            fill time.
     """
 
     patience: float = 0.5
@@ -81,12 +84,12 @@ def _schedule_by_due_time(
     Args:
         problem: problem with a decoupled backward pass.
         executor: pipeline whose worker runs each x.
-        due: time at which F and B of each x, at 2x and 2x + 1, are due; only the order matters.
-        filling: how workers fill idle time.
-        limit: stash memory of a worker.
+        due: times at which F and B of each x are due, at 2x and 2x + 1; only their order matters.
+        filling: rule by which workers fill idle time.
+        limit: limit on the stash memory of a worker.
 
     Returns:
-        Each worker's ops in order, in the form that ``time_round`` takes; None if memory runs out.
+        Each worker's ops in order, as arguments of ``time_round``, or None if memory runs out.
     """
     return _Simulation(problem, executor, due, filling, limit * (1 + 1e-9)).run()
 
@@ -96,14 +99,14 @@ class _Worker:
     """State of a worker during the simulation.
 
     Attributes:
-        order: its Fs and Bs (2x and 2x + 1), by due time.
-        streams: positions in ``order`` for each (kind, chunk), last one first. Ops of a stream keep their order.
+        order: Fs and Bs of the worker (2x and 2x + 1), by due time.
+        streams: remaining positions in ``order`` for each (kind, chunk), last one first. Ops of a stream run in order.
         has_run: whether each op in ``order`` has run.
         waiting: xs whose W has not run yet.
-        free: time at which the worker is free.
+        free: time from which the worker is free.
         stash_memory: memory of all stashes.
-        live: memory of stashes that still await their B.
-        sequence: ops 3x + kind that have run.
+        live: memory of stashes whose B has not run yet.
+        sequence: ops (3x + kind) that have run, in order.
     """
 
     order: list[int]
@@ -175,7 +178,7 @@ class _Simulation:
         return None
 
     def overtake(self, worker: _Worker, w: int, heads: list[int], now: float, gap: float) -> bool:
-        """Runs the first later-due op that is ready and fits into the gap; returns False if there is none."""
+        """Runs the first op with a later due time that is ready and fits into the gap; returns False if none does."""
         for place in heads[1:]:
             x, kind = divmod(worker.order[place], 2)
             k = x % self.C
@@ -189,7 +192,7 @@ class _Simulation:
         return False
 
     def has_room(self, worker: _Worker, first: int, place: int, stash: float) -> bool:
-        """Whether an F would leave enough memory for the ops that it overtakes, assuming that Ws run in time."""
+        """Returns whether an F leaves enough memory for the ops that it overtakes, assuming that Ws run in time."""
         if worker.stash_memory + stash > self.limit:
             return False
         live, order, has_run = worker.live + stash, worker.order, worker.has_run
@@ -234,7 +237,7 @@ class _Simulation:
         return end
 
     def send(self, w: int, op: int, end: float) -> None:
-        """Delivers an output to the op that reads it."""
+        """Records the arrival of an output at the op that reads it, and wakes that op's worker then."""
         reader = self.worker[op // 2]
         arrival = self.ready[op] = end + self.comm * (reader != w)
         heapq.heappush(self.events, (arrival, reader))
@@ -245,13 +248,13 @@ _FILLINGS = tuple(Filling(*each) for each in ((1.0, True), (0.5, True), (1.0, Fa
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
-    """Due times of ops, and a way to fill idle time.
+    """Due times of ops, and a rule for filling idle time.
 
     Attributes:
-        is_in_turn: True for ZB-V's order, False for a building block that repeats for every micro-batch.
-        offset_2C: due times of F and B of each chunk for the first micro-batch; for ZB-V's order, delays added to it.
-        filling: how workers fill idle time.
-        interval: time between micro-batches.
+        is_in_turn: True for the order of ZB-V, False for a building block that repeats for every micro-batch.
+        offset_2C: due times of F and B at each chunk for the first micro-batch; for ZB-V, delays added to its order.
+        filling: rule by which workers fill idle time.
+        interval: time between consecutive micro-batches.
         place: position of re-routed micro-batches among a worker's own, see ``order_rerouted``.
     """
 
@@ -297,7 +300,7 @@ def _best_round(problem: Problem) -> Round:
 
 
 def _searched(problem: Problem, target: float) -> Round | None:
-    """Finds the best among initial candidates and changes to them; None if none fits in memory."""
+    """Finds the best plan among initial candidates and random changes to them, or None if none fits in memory."""
     drained, executor, source = problem.if_drained(), reroute(problem), random.Random(0)
     max_ops = 3 * _MAX_OPS if problem.failed else _MAX_OPS
     num_trials = min(max(_LEAST_TRIALS, max_ops // problem.num_ops), _MOST_TRIALS)
@@ -321,7 +324,7 @@ def _searched(problem: Problem, target: float) -> Round | None:
 
 
 def _round_of(problem: Problem, executor: Sequence[int], candidate: _Candidate, trial: int) -> Round | None:
-    """Schedules by a candidate; None if memory runs out."""
+    """Plans a round with the due times of a candidate; returns None if memory runs out."""
     costs, limit = problem.costs, math.inf if problem.memory_limit is None else problem.memory_limit
     if costs.inbox and limit < math.inf:
         limit -= _MESSAGES[trial % len(_MESSAGES)] * costs.inbox
@@ -332,7 +335,7 @@ def _round_of(problem: Problem, executor: Sequence[int], candidate: _Candidate, 
     d, m = np.array(microbatch_ids(problem)).T
     executor_DMP[d, m] = np.array(executor, np.int32).reshape(-1, problem.num_chunks)
     plan = time_round(problem, executor_DMP, sequences)
-    # Messages, and what B adds to a stash, take memory at times that are known only now.
+    # Messages, and stashes that grow during B, take memory at times that are known only now.
     is_counted = not costs.inbox and not (problem.stash_2P[1] > problem.stash_2P[0]).any()
     return plan if is_counted or fits(problem, plan) else None
 
@@ -351,7 +354,7 @@ def _first_candidates(problem: Problem) -> Iterator[_Candidate]:
 
 
 def _intervals(problem: Problem) -> list[float]:
-    """Lists times between micro-batches: for a worker's own only, and for a worker with re-routed ones as well."""
+    """Lists times between micro-batches: for workers without re-routed micro-batches, and for the most loaded one."""
     most = max(problem.most_loaded(len(peers)) for peers in problem.survivors)
     return sorted({_TURN, _TURN * most / problem.most_microbatches}, reverse=True)
 
@@ -391,8 +394,8 @@ def _block(problem: Problem, total: float, lags: Sequence[int], gaps: Sequence[i
     """Computes a building block: due times of F and B for each chunk, float64[2, C].
 
     Args:
-        problem: problem, for its stages.
-        total: sum of the lags from stage to stage; the larger, the more memory the block needs.
+        problem: problem to plan, which determines the number of stages.
+        total: sum of the four lags from stage to stage; a larger sum needs more memory.
         lags: proportions of the lags, see ``_LAGS``.
         gaps: see ``_GAPS``.
     """
@@ -407,7 +410,7 @@ def _block(problem: Problem, total: float, lags: Sequence[int], gaps: Sequence[i
 
 
 def _in_turn(problem: Problem) -> np.ndarray:
-    """Computes each op's position in its stage's ZB-V order, alternating after a warm-up, float64[M, C, 2]."""
+    """Computes the position of each F and B in its stage's ZB-V order, float64[M, C, 2]."""
     P, M, C = problem.num_stages, problem.most_microbatches, problem.num_chunks
     place_MC2 = np.zeros((M, C, 2))
     for p in range(P):

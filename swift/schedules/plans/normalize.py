@@ -1,13 +1,14 @@
 """Failure normalization: only the number of failures in each stage matters (ReCycle, arXiv 2405.14009).
 
-A stage's workers hold the same parameters, so a schedule stays valid if they swap places, stage by stage. Pipelines
-have equally many micro-batches, so it stays valid if these are renamed, pipeline by pipeline. That leaves only the
-counts. Copying a stage's parameters to another stage's worker moves a failure between stages and preserves their sum.
-ReCycle's dynamic program spreads the failures over the stages so that the bound on the period is smallest.
+The workers of a stage hold the same parameters, so a schedule stays valid if they swap places within the stage.
+Pipelines have equally many micro-batches, so a schedule stays valid if pipelines swap theirs. Only the number of
+failures in each stage is left. Copying a stage's parameters to a worker of another stage moves a failure between the
+stages and keeps the total. ReCycle's dynamic program spreads the failures over the stages so that the bound on the
+period is smallest.
 
-Without uniform pipelines every failure set is a problem of its own, and every role differs. Then a greedy search
-vacates one role at a time, the one whose absence gives the smallest bound. ``ChunkAssignment`` records which workers
-hold which chunks, for a run's own cut or for a recut.
+If pipelines are not uniform, every failure set is a problem of its own, and every role differs. A greedy search then
+vacates one role at a time, each time the one whose absence gives the smallest bound. ``ChunkAssignment`` records which
+workers hold which chunks, for a run's own cut or for a recut.
 
 ``plan_document`` describes the plan of a normalized problem, for a run's record and for ``PlanStore``.
 
@@ -29,7 +30,7 @@ from swift.schedules.schedule import Schedule, round_of
 from swift.topology import Topology, Worker
 
 VERSION = 1
-"""Version of the format and of the planners' results; a higher one makes every stored plan be planned again."""
+"""Version of the format and of the planners' results; incrementing it invalidates all stored plans."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,11 @@ class Normalized:
 
     Attributes:
         original: problem as given.
-        problem: canonical problem, equal for all problems that differ only in which workers failed and in expert ranks.
-        pipeline_D: original pipeline whose micro-batches each canonical pipeline's stand for.
-        worker_PD: by stage, original pipeline whose worker each canonical worker stands for. Equal to ``pipeline_D``
-            except where a live worker must stand in for a failed one.
+        problem: canonical problem, equal for all problems with the same number of failures in each stage that differ
+            only in which workers failed and in the number of expert ranks.
+        pipeline_D: for each canonical pipeline, the original pipeline whose micro-batches it runs.
+        worker_PD: for each stage and canonical pipeline, the original pipeline of the worker. Equal to ``pipeline_D``
+            except where a live worker replaces a failed one.
     """
 
     original: Problem
@@ -51,7 +53,12 @@ class Normalized:
 
 
 class Move(NamedTuple):
-    """A live worker leaves its place for another one and copies the parameters of its new peers."""
+    """A move of a live worker to another place, where it copies the parameters of its new peers.
+
+    Attributes:
+        worker: worker that moves, named by the place that it leaves.
+        role: place that it takes.
+    """
 
     worker: Worker
     role: Worker
@@ -81,19 +88,20 @@ def normalize(problem: Problem) -> Normalized:
     """Maps a problem to its canonical form.
 
     Messages should stay within pipelines, so as many workers as possible keep the micro-batches of their own pipeline.
-    Others run them only if a worker has failed, or if failures that the canonical problem has in one pipeline are in
-    several. A canonical problem is mapped to itself. So is one whose pipelines differ, except for its expert ranks.
+    Other workers run these micro-batches only if a worker has failed, or if the original problem has failures in
+    several pipelines that the canonical problem has in one. A canonical problem is mapped to itself. A problem whose
+    pipelines differ is also mapped to itself, apart from its number of expert ranks.
     """
     if not problem.is_uniform:
         D, P = problem.num_pipelines, problem.num_stages
         same = tuple(range(D))
         return Normalized(problem, replace(problem, topology=Topology(D, P)), same, (same,) * P)
-    # Imported with the first plan, when a run starts: scipy.optimize takes 0.4 s, which a recovery should not pay.
+    # Imported with the first plan, when a run starts: scipy.optimize takes 0.4 s, which would delay a recovery.
     from scipy.optimize import linear_sum_assignment
 
     target = canonical(problem, failure_counts(problem))
     live_DP, target_live_DP = _live(problem), _live(target)
-    # Score of d in e's place: the stages at which both are live, whose workers can stay. Ties favour d = e.
+    # Score of d in e's place: the number of stages at which both are live, where workers can stay. Ties favor d = e.
     kept_DD = target_live_DP.astype(int) @ live_DP.T.astype(int)
     D = problem.num_pipelines
     _, columns_D = linear_sum_assignment(kept_DD * (D + 1) + np.eye(D, dtype=int), maximize=True)
@@ -132,9 +140,9 @@ def denormalize(schedule: Schedule, normalized: Normalized) -> Schedule:
 def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
     """Distributes failures over the stages so that the bound on the period is smallest, for moving roles.
 
-    ReCycle's dynamic program. Among the counts with the smallest maximum of ``tight_stage_bound`` it takes those with
-    the smallest sum of bounds: the more slack the other stages have, the closer a planner gets to the bound. Among
-    these it takes those with more failures in earlier stages.
+    This is ReCycle's dynamic program. Among the counts with the smallest maximum of ``tight_stage_bound`` it chooses
+    those with the smallest sum of bounds, because a planner gets closer to the bound if the other stages have more
+    slack. Ties go to counts with more failures in earlier stages.
 
     Args:
         problem: problem to plan; its own failures are ignored.
@@ -169,10 +177,10 @@ def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
 
 
 def role_moves(problem: Problem, counts: tuple[int, ...]) -> tuple[Move, ...]:
-    """Finds the fewest moves after which every stage has ``counts[p]`` failures.
+    """Finds the fewest moves after which each stage p has ``counts[p]`` failures.
 
-    Workers leave pipelines that already have failures for places in pipelines with the fewest. So failures concentrate
-    in few pipelines.
+    Workers move from the pipelines with the most failures to places in the pipelines with the fewest, so that failures
+    concentrate in few pipelines.
 
     Raises:
         SettingError: the counts are impossible in this topology, or do not sum to the problem's failures.
@@ -201,8 +209,9 @@ def after_moves(problem: Problem, moved: tuple[Move, ...]) -> Problem:
 def num_plans(topology: Topology, max_failures: int, *, move_roles: bool = False) -> int:
     """Counts the plans that cover all failure sets of up to ``max_failures`` workers with a survivor in each stage.
 
-    With moved roles there is one plan per number of failures. Otherwise there is one for each vector of counts
-    (f_0 .. f_{P-1}), each less than D, with a sum of at most ``max_failures``: a dynamic program over the stages.
+    With moved roles there is one plan per number of failures. Otherwise there is one plan for each vector of counts
+    (f_0 .. f_{P-1}), each less than D, with a sum of at most ``max_failures``. A dynamic program over the stages counts
+    these vectors.
 
     >>> num_plans(Topology(3, 4), 2), num_plans(Topology(3, 4), 2, move_roles=True)
     (15, 3)
@@ -223,8 +232,8 @@ def plans_to_prepare(problem: Problem, max_failures: int, *, move_roles: bool = 
 
     Args:
         problem: problem to plan; its own failures are ignored.
-        max_failures: largest number of failures; ``num_plans`` counts the resulting problems.
-        move_roles: True for one problem per number of failures, spread over the stages.
+        max_failures: largest number of failures; ``num_plans`` computes the number of resulting problems.
+        move_roles: True for one problem per number of failures, with the failures spread over the stages.
     """
     check_count("max_failures", max_failures, least=0)
     D, P = problem.num_pipelines, problem.num_stages
@@ -236,7 +245,7 @@ def plans_to_prepare(problem: Problem, max_failures: int, *, move_roles: bool = 
 
 
 def plan_document(schedule: Schedule) -> dict[str, Any]:
-    """Describes the plan of a normalized problem as JSON: the ``plan`` in a file."""
+    """Describes the plan of a normalized problem in JSON values, as stored under ``plan`` in a file."""
     iteration_plan = round_of(schedule)
     arrays = {name: _flat(value) for name, value in vars(iteration_plan).items() if name != "period"}
     return plan_header(schedule.problem, schedule.solver) | {"round": arrays | {"period": iteration_plan.period}}
@@ -256,7 +265,7 @@ def plan_header(problem: Problem, solver: str) -> dict[str, Any]:
             "num_microbatches": number if isinstance(number, int) else list(number),
             "num_stages": problem.num_stages,
             "failures": list(failure_counts(problem)),
-            # Adding 0.0 gives equal problems equal text: 8 and 8.0, or 0.0 and -0.0, would have different hashes.
+            # Adding 0.0 makes the text of equal problems equal: 8 and 8.0, or 0.0 and -0.0, would differ in their hash.
             "costs": {name: value + 0.0 for name, value in asdict(problem.costs).items()},
             "memory_limit": None if limit is None else float(limit),
             "num_iterations": problem.num_iterations,
@@ -291,11 +300,17 @@ def _count_vectors(num_stages: int, num_pipelines: int, total: int) -> Iterator[
 
 
 _Spread = tuple[Decimal, tuple[int, ...]]
-"""(sum of bounds, failures) for the stages from some stage on."""
+"""(sum of bounds, failures in each stage) for a stage and all later ones."""
 
 
 def _cheapest(costs: list[Decimal], best: list[_Spread], total: int) -> _Spread:
-    """Finds the smallest sum for a stage and all later ones with ``total`` failures; ties put failures here."""
+    """Finds the smallest sum of bounds for a stage and all later ones; ties put more failures into this stage.
+
+    Args:
+        costs: bound of this stage for each number of failures.
+        best: best distribution over the later stages for each number of failures.
+        total: number of failures to distribute.
+    """
     counts = range(max(0, total - len(best) + 1), min(total, len(costs) - 1) + 1)
     count = min(reversed(counts), key=lambda count: costs[count] + best[total - count][0])
     return costs[count] + best[total - count][0], (count, *best[total - count][1])
@@ -309,7 +324,7 @@ def _live(problem: Problem) -> np.ndarray:
 
 
 def _stage_workers(pipeline_D: tuple[int, ...], target_live_D: np.ndarray, live_D: np.ndarray) -> tuple[int, ...]:
-    """Keeps workers in their pipelines' places, except for swaps that give live places live workers."""
+    """Chooses the workers of a stage: those of ``pipeline_D``, except for swaps that give live places live workers."""
     workers = list(pipeline_D)
     unmanned = [e for e, d in enumerate(pipeline_D) if target_live_D[e] and not live_D[d]]
     idle = [e for e, d in enumerate(pipeline_D) if live_D[d] and not target_live_D[e]]
@@ -319,10 +334,10 @@ def _stage_workers(pipeline_D: tuple[int, ...], target_live_D: np.ndarray, live_
 
 
 def moves_to_spread(problem: Problem) -> tuple[Move, ...]:
-    """Finds the moves after which a problem's failures cost the least, by the bound on the period.
+    """Finds the moves after which the bound on the period is smallest, for the failures of a problem.
 
     Args:
-        problem: problem with failures; every chunk has a live worker.
+        problem: problem with failures, in which every chunk has a live worker.
 
     >>> from swift.topology import Topology
     >>> moves_to_spread(Problem(Topology(3, 4), num_microbatches=6, failed=frozenset({(1, 2)})))
@@ -338,7 +353,7 @@ def moves_to_spread(problem: Problem) -> tuple[Move, ...]:
 
 
 def _roles_to_vacate(problem: Problem) -> frozenset[Worker]:
-    """Chooses as many roles to leave empty as there are failures; the failed workers' own unless others are better."""
+    """Chooses as many roles to leave empty as there are failures: the failed workers' unless others are better."""
     empty = frozenset[Worker]()
     for _ in problem.failed:
         ways = [empty | {role} for role in problem.topology.workers if role not in empty]
@@ -350,23 +365,23 @@ def _roles_to_vacate(problem: Problem) -> frozenset[Worker]:
 
 
 def _bound(problem: Problem, failed: frozenset[Worker]) -> float:
-    """Returns the bound, rounded, so that float errors do not decide between roles."""
+    """Returns ``tight_bound`` for a failure set, rounded so that float errors do not decide between roles."""
     return round(tight_bound(replace(problem, failed=failed)), 9)
 
 
 def _is_possible(problem: Problem, failed: frozenset[Worker]) -> bool:
-    """Whether every stage and every chunk still has a worker."""
+    """Returns whether every stage and every chunk still has a live worker."""
     places = [(p,) * problem.num_pipelines for p in range(problem.num_stages)] + problem.stage_DP.T.tolist()
     return all(any((d, p) not in failed for d, p in enumerate(stage_D)) for stage_D in places)
 
 
 class ChunkAssignment(NamedTuple):
-    """Assignment of chunks to workers. Falsy if every worker holds what the run's own uniform cut gives it.
+    """Assignment of chunks to workers. Falsy if every chunk is a stage of the run's own uniform cut.
 
     Attributes:
-        stage_of_chunk: for each pipeline, the stage that holds each chunk; () for a pipeline in which nobody has a
+        stage_of_chunk: for each pipeline, the stage that holds each chunk; () for a pipeline in which no worker has a
             place. Empty if every chunk is a stage.
-        moves: workers that have another worker's place.
+        moves: workers that took the place of another worker.
     """
 
     stage_of_chunk: tuple[tuple[int, ...], ...] = ()
@@ -412,7 +427,7 @@ class ChunkAssignment(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Phrase that says how many layers each stage holds, for chunks of one layer.
+        """Description of the number of layers in each stage and of moved workers, for chunks of one layer.
 
         >>> ChunkAssignment(((0, 0, 1), (0, 2, 2)), (Move((1, 1), (0, 1)),)).text
         'stages of 2, 1, 0; 1, 0, 2 layers, 1:1 replacing 0:1'
@@ -423,4 +438,4 @@ class ChunkAssignment(NamedTuple):
 
 
 DEFAULT_ASSIGNMENT = ChunkAssignment()
-"""Every worker in its own place, with the chunks of the run's own cut."""
+"""Assignment in which every worker is in its own place and holds the chunks of the run's own cut."""

@@ -1,34 +1,36 @@
 """Plans on disk, ready for failures, and a JSON document that describes a schedule and its measures.
 
-The store has one JSON file, with one iteration, for every normalized problem and planner. The file's name is a hash of
-the problem and planner. The file contains a hash of its content:
+The store has one JSON file for every normalized problem and planner. The file holds one iteration, which the schedule
+repeats. The file's name is a hash of the problem and planner, and the file contains a hash of its content:
 ``{"sha256": HASH, "plan": {"version", "solver", "problem", "round"}}``. Arrays are flat lists in C order. Floats
-round-trip exactly; null is the padding of pipelines with fewer micro-batches.
+round-trip exactly. null is padding for pipelines with fewer micro-batches.
 
 Shape suffixes: D pipelines, M micro-batches (the maximum over pipelines), P chunks, 3 the kinds F, B, W.
 
 In the document (``document``) times are in the unit of the costs, memory is in F-stashes, and workers are written
-``d:p``. The keys:
+``d:p``. The keys are:
 
 - ``topology`` {``num_pipelines``, ``num_stages``}, ``failed``, ``num_microbatches``, ``costs``, ``memory_limit``,
-  ``decoupled``, ``staggered``, ``iterations``: the problem. Costs have the names that ``--costs`` takes; their stashes
-  and inbox are in the unit used there. ``num_microbatches`` is a list if pipelines differ. ``chunks``, if they differ:
-  each one's cost factors and number of blocks. ``stage_of_chunk``, if stages are not the chunks: a list per pipeline.
-  ``blocks``, if chunk sizes are known: for each worker the first block and the end of each run of blocks.
-- ``solver``, ``planning_ms``: the planner, and its planning time; 0 if the plan came from a store.
-- ``period``, ``window_period``, ``lockstep_period``, ``makespan``: time per iteration in steady state, in a window that
-  drains, and with all workers running tick by tick; and the time of the whole window.
+  ``decoupled``, ``staggered``, ``iterations``: the problem. The names of costs are those of ``--costs``, and their
+  stashes and inbox are in the unit used there. ``num_microbatches`` is a list if pipelines differ. ``chunks``, present
+  if chunks differ: cost factors and number of blocks of each. ``stage_of_chunk``, present if stages are not the chunks:
+  a list per pipeline. ``blocks``, present if chunk sizes are known: the first block and the end of each run of blocks,
+  for each worker.
+- ``solver``, ``planning_ms``: the planner, and its planning time in milliseconds; 0 if the plan came from a store.
+- ``period``, ``window_period``, ``lockstep_period``: time per iteration in steady state, in a window that drains, and
+  with all workers running tick by tick. ``makespan``: time of the whole window.
 - ``lower_bound`` on the period; ``gap``: period / lower_bound - 1; ``tight_bound``, which is at least as high;
-  ``bubble_share`` of the live workers' time.
-- ``tick_table``: sizes of the table that an SPMD program would interpret: ``ticks``, distinct
-  ``activation_permutations`` and ``gradient_permutations``, ``most_rounds`` of messages in a tick, and the slots that
-  every worker needs.
-- ``peak_memory``: peak of each worker; 0 for a failed one.
-- ``fault_free`` {``one_f_one_b``, ``zero_bubble``}: periods of these planners at the same costs and limit, without
-  failures. ``throughput_vs_one_f_one_b``, ``throughput_vs_zero_bubble``: these periods / period; above 1 the schedule
-  is faster. Empty, and missing, where pipelines differ or stages are not the chunks.
+  ``bubble_share``: idle fraction of the live workers' time.
+- ``tick_table``: sizes of the table that an SPMD program would interpret: number of ``ticks``, numbers of distinct
+  ``activation_permutations`` and ``gradient_permutations``, ``most_rounds`` of messages in a tick, and numbers of slots
+  that every worker needs.
+- ``peak_memory``: peak of each worker; 0 for a failed worker.
+- ``fault_free`` {``one_f_one_b``, ``zero_bubble``}: periods of these planners with the same costs and memory limit,
+  without failures; empty if pipelines differ or stages are not the chunks. ``throughput_vs_one_f_one_b``,
+  ``throughput_vs_zero_bubble``: these periods / period, above 1 if the schedule is faster; missing if ``fault_free`` is
+  empty.
 - ``ops``, on request: ``worker``, ``kind``, ``iteration``, ``pipeline``, ``microbatch`` (null for U), ``stage``,
-  ``start``, ``end`` of every op, worker by worker; also ``chunk`` where stages are not the chunks.
+  ``start``, ``end`` of every op, worker by worker; also ``chunk`` if stages are not the chunks.
 """
 
 import json
@@ -80,7 +82,7 @@ def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) 
     Args:
         schedule: valid schedule.
         planning_ms: planning time, in milliseconds.
-        with_ops: True to list the ops.
+        with_ops: whether to list all ops.
     """
     problem = schedule.problem
     bound, own_period, fault_free = lower_bound(problem), period(schedule), _fault_free_periods(problem)
@@ -106,7 +108,7 @@ def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) 
 
 
 def _fault_free_periods(problem: Problem) -> dict[str, float]:
-    """Returns the fault-free periods of ``one_f_one_b`` and ``zero_bubble``; empty for problems that they cannot plan.
+    """Returns the fault-free periods of ``one_f_one_b`` and ``zero_bubble``, or {} for a problem that they cannot plan.
 
     Raises:
         SettingError: the memory limit is too small for one of them.
@@ -171,7 +173,7 @@ def _ops(schedule: Schedule) -> Iterator[dict[str, Any]]:
 
 
 class CorruptPlanError(ValueError):
-    """A file in the store does not contain the plan that its name promises; the message says why."""
+    """A plan is damaged, has another version, or does not match its problem; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -179,11 +181,11 @@ class PlanStore:
     """A directory of plans, which processes can read and write concurrently.
 
     Stored plans are not trusted. A file that is damaged, has another version or is not a valid schedule of its problem
-    is reported by ``warn`` in one line and treated as missing.
+    is reported to ``warn`` and treated as missing.
 
     Attributes:
         directory: directory of the plans; created if missing.
-        warn: called with one line that names a damaged file and the reason.
+        warn: called with a one-line message that names a damaged file and the reason.
 
     Raises:
         SettingError: the directory cannot be created.
@@ -199,12 +201,12 @@ class PlanStore:
             raise self._unusable(error) from error
 
     def plan(self, problem: Problem, solver: str, planner: Planner) -> Schedule:
-        """Returns the plan of a problem: from the store, or else planned and stored.
+        """Returns the stored plan of a problem; if there is none, plans the problem and stores the plan.
 
         Args:
             problem: problem to plan. It is planned in normalized form, so all failure sets with equal numbers of
                 failures in each stage share a plan.
-            solver: name that ``planner`` gives to its schedules.
+            solver: name of the planner, which its schedules have as ``Schedule.solver``.
             planner: planner to call if the store has no valid plan.
 
         Raises:
@@ -220,7 +222,7 @@ class PlanStore:
         return denormalize(new_plan, normalized)
 
     def get(self, problem: Problem, solver: str) -> Schedule | None:
-        """Returns the stored plan of a problem; None if there is none, or only a damaged one, which is reported."""
+        """Returns the stored plan of a problem, or None if it is missing or damaged; a damaged one is reported."""
         normalized = normalize(problem)
         path = self.path(problem, solver)
         try:
@@ -233,7 +235,7 @@ class PlanStore:
         return denormalize(schedule, normalized)
 
     def put(self, schedule: Schedule) -> None:
-        """Stores the plan of a normalized problem, replacing an existing one.
+        """Stores the plan of a normalized problem; replaces an existing plan.
 
         Raises:
             ScheduleError: the schedule is not valid.
@@ -243,7 +245,7 @@ class PlanStore:
         verify(schedule)
         path = self.path(schedule.problem, schedule.solver)
         try:
-            # Atomic, so that concurrent readers find a whole file or none.
+            # Atomic, so that concurrent readers find a complete file or none.
             replace_file(path, encode(schedule))
         except OSError as error:
             raise SettingError("plan store", str(path), f"cannot be written: {error.strerror}") from error
@@ -258,12 +260,15 @@ class PlanStore:
 
 
 def plan_key(problem: Problem, solver: str) -> str:
-    """Returns a hexadecimal hash of a problem's normalized form, the planner's name and the format version."""
+    """Returns a hexadecimal hash of a problem's normalized form, the planner's name and the format version.
+
+    The store names the plan's file after it.
+    """
     return sha256(_dump(plan_header(problem, solver))).hexdigest()
 
 
 def read_plan(document: Mapping[str, Any]) -> Schedule:
-    """Reads the plan in a document, for the problem that the document itself describes.
+    """Reads a plan from a document made by ``plan_document``, for the problem that the document describes.
 
     Raises:
         CorruptPlanError: the document is not a plan, has another version, or is not a valid schedule of its problem.
@@ -284,16 +289,16 @@ def read_plan(document: Mapping[str, Any]) -> Schedule:
 
 
 def encode(schedule: Schedule) -> bytes:
-    """Encodes a plan as a file's content."""
+    """Encodes the plan of a normalized problem as the content of a file, with a hash."""
     body = _dump(plan_document(schedule))
     return b'{"sha256": "%b", "plan": %b}\n' % (sha256(body).hexdigest().encode(), body)
 
 
 def decode(content: bytes, problem: Problem, solver: str) -> Schedule:
-    """Decodes the plan of a normalized problem from a file's content.
+    """Decodes the plan of a normalized problem from the content of a file.
 
     Raises:
-        CorruptPlanError: the content is damaged, or not a valid schedule of that problem by that planner.
+        CorruptPlanError: the content is damaged, or is not a valid schedule of that problem by that planner.
     """
     match = re.fullmatch(rb'\{"sha256": "([0-9a-f]{64})", "plan": (.*)\}\n', content, re.DOTALL)
     if match is None:
