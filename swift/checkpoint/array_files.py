@@ -1,7 +1,7 @@
 """Host arrays in files, one file for each array; the only module that calls Orbax (its v1 interface).
 
-Each array has its own directory, uncompressed and not merged (no OCDBT). So files can be kept, removed and verified
-array by array, and a file holds exactly the bytes of its array.
+Each array has its own directory and is stored uncompressed and unmerged (no OCDBT). Files can therefore be kept,
+removed and verified array by array, and a file holds exactly the bytes of its array.
 """
 
 import errno
@@ -27,11 +27,11 @@ _ARRAYS, _HEADER = "state", ".zarray"
 _CODE = re.compile(r"os_error_code='(\d+)'")
 _NO_LIMIT_S = 100 * 365 * 86_400
 _LIMIT_S, _LEAST_BYTES_PER_S = 1200.0, 10_000_000
-"""Time limit of a save in seconds, plus a second for this many bytes; measured by a monotonic clock."""
+"""Time limit of a save in seconds, extended by one second per ``_LEAST_BYTES_PER_S`` bytes; uses a monotonic clock."""
 NUM_THREADS = min(128, 32 + 2 * (os.cpu_count() or 1))
-"""Most threads that a save starts (24 to 32 for the first one on 2 cores).
+"""Maximum number of threads that a save starts; a process's first save on 2 cores starts 24 to 32.
 
-TensorStore aborts the process if it cannot start a thread, so a save checks beforehand that there is room for these.
+TensorStore aborts the process if it cannot start a thread, so a save first checks that this many can be started.
 """
 
 
@@ -39,8 +39,8 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays to a new directory; safe to call from any thread.
 
     Args:
-        path: directory to make; an existing one is replaced. It has a temporary name until it is complete.
-        arrays: arrays by name; names have no slashes. None may be empty: Orbax does not write empty arrays.
+        path: directory to create; an existing one is replaced. It has a temporary name until it is complete.
+        arrays: arrays by name, without slashes in the names. No array may be empty, as Orbax does not write those.
 
     Raises:
         OSError: a file could not be written, the disk is too full, or the save took too long.
@@ -49,10 +49,10 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     num_bytes = sum(array.nbytes for array in arrays.values())
     check_room(path.parent, num_bytes)
     context = ocp.Context()
-    # Orbax 0.12.8 measures its limits by the wall clock, which may jump; the limit for directories cannot be set.
+    # Orbax 0.12.8 measures its time limits by the wall clock, which may jump; the one for directories cannot be set.
     context.asynchronous.timeout_secs = _NO_LIMIT_S
     context.asynchronous.create_directories_asynchronously = False
-    context.memory.deepcopy_host_arrays = False  # snapshots never change, and memory may not hold a second copy
+    context.memory.deepcopy_host_arrays = False  # snapshots never change, and a second copy may not fit in memory
     context.array.saving.use_ocdbt = False
     context.array.saving.use_zarr3 = False
     context.array.saving.use_compression = False
@@ -65,10 +65,10 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
     with _quiet(), context:
         try:
-            retried(save, THREAD_S)  # no later save makes up for a failure of the run's last one
+            retried(save, THREAD_S)  # retry, as no later save makes up for a failure of the run's last save
         except TimeoutError as error:
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
-        except ValueError as error:  # TensorStore wraps the system's error in half a page of text
+        except ValueError as error:  # TensorStore wraps the system's error in a long text
             code = _CODE.search(str(error))
             if code is None:
                 raise
@@ -81,16 +81,16 @@ def reserve_arrays(
     write: Callable[[Path, Mapping[str, np.ndarray]], None],
     progress: Callable[[], None] = nothing,
 ) -> None:
-    """Makes the files that ``write_arrays`` would write, but without values: ``writing_parts`` fills them in.
+    """Creates the files that ``write_arrays`` would write, but without values, which ``writing_parts`` fills in.
 
     Args:
-        path: directory to make.
-        like: shapes and dtypes of the arrays, by name; none may be empty.
+        path: directory to create.
+        like: shapes and dtypes of the arrays, by name; no array may be empty.
         write: ``write_arrays``, or a function that calls it in another process.
-        progress: function to call after each array.
+        progress: function that is called after each array.
 
     Raises:
-        OSError, ValueError: as ``write_arrays`` does.
+        OSError, ValueError: the files cannot be created, see ``write_arrays``.
     """
     check_room(path.parent, sum(_num_bytes(leaf) for leaf in like.values()))
     # Reserve sparse files: write arrays of one value, then enlarge the shape in the header and the file. The hole
@@ -100,7 +100,7 @@ def reserve_arrays(
         header, shape = path / files_of(name) / _HEADER, list(leaf.shape)
         fields = json.loads(header.read_bytes()) | {"shape": shape, "chunks": shape}
         header.write_text(json.dumps(fields, separators=(",", ":")))
-        sync_file(header)  # another host may take the header's digest
+        sync_file(header)  # another host may compute the header's digest
         os.truncate(path / _value_file(name, shape), _num_bytes(leaf))
         progress()
 
@@ -108,10 +108,10 @@ def reserve_arrays(
 def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Reads some of a directory's arrays.
 
-    Verify the files first: TensorStore's errors on damaged files are long.
+    Verify the files first, since TensorStore's errors on damaged files are hard to read.
 
     Args:
-        path: directory that ``write_arrays`` made; files of other arrays may be missing.
+        path: directory that ``write_arrays`` created; files of other arrays may be missing.
         like: shapes and dtypes of the arrays to read, by name.
     """
     context = ocp.Context()
@@ -135,7 +135,7 @@ def map_array(path: Path, name: str) -> np.ndarray:
     """Maps an array's file into memory, read-only; reads its shape and dtype, but no values.
 
     Args:
-        path: directory that ``write_arrays`` made.
+        path: directory that ``write_arrays`` created.
         name: name of the array.
 
     Raises:
@@ -152,9 +152,9 @@ def read_part(path: Path, name: str, place: Sequence[slice]) -> np.ndarray:
     """Reads a part of an array without reading the rest of the file.
 
     Args:
-        path: directory that ``write_arrays`` made.
+        path: directory that ``write_arrays`` created.
         name: name of the array.
-        place: the part: a slice for each leading dimension, at least one.
+        place: index of the part, a slice for each leading dimension, at least one.
 
     Raises:
         OSError, ValueError: the array's files are missing, not laid out as by ``write_arrays``, or too short.
@@ -177,19 +177,19 @@ def read_part(path: Path, name: str, place: Sequence[slice]) -> np.ndarray:
 def writing_parts(
     path: Path, name: str, progress: Callable[[], None] = nothing
 ) -> Iterator[Callable[[Sequence[slice], np.ndarray], int]]:
-    """Opens an array's file to write parts of it, and no bytes outside these parts; syncs the file at the end.
+    """Opens an array's file to write parts of it, and no bytes outside these parts; calls fsync at the end.
 
-    The file is opened for writing only. Other hosts may write neighboring bytes, in the same memory page, and a client
-    of a network file system must not overwrite those with stale ones. Linux' NFS client sends the whole page if it has
-    read the page, and it cannot read the pages of a write-only file.
+    The file is opened for writing only. Other hosts may write neighboring bytes in the same memory page, and a network
+    file system's client must not overwrite those with stale bytes. The Linux NFS client sends a whole page if it has
+    read that page, and it cannot read the pages of a write-only file.
 
     Args:
-        path: directory that ``reserve_arrays`` made.
+        path: directory that ``reserve_arrays`` created.
         name: name of the array.
-        progress: function to call after each block.
+        progress: function that is called after each block.
 
     Yields:
-        A function that writes a part and returns its number of bytes. It takes the part's place, a slice for each
+        A function that writes a part and returns its number of bytes. It takes the part's index, a slice for each
         leading dimension (at least one), and the part's values.
 
     Raises:
@@ -218,14 +218,14 @@ def runs(shape: Sequence[int], place: Sequence[slice]) -> Iterator[slice]:
 
     Args:
         shape: shape of the array.
-        place: the part: a slice for each leading dimension, at least one.
+        place: index of the part, a slice for each leading dimension, at least one.
 
     >>> list(runs((2, 3, 4), (slice(1, 2), slice(0, 2))))
     [slice(12, 20, None)]
     """
     ranges = [range(*part.indices(length)) for part, length in zip(place, shape, strict=False)]
     while len(ranges) > 1 and ranges[-1] == range(shape[len(ranges) - 1]):
-        ranges.pop()  # a dimension that is taken whole joins the runs of the dimension before it
+        ranges.pop()  # runs extend over a dimension that is taken completely
     *outer, inner = ranges
     row = math.prod(shape[len(ranges) :])
     for offsets in np.ndindex(*map(len, outer)):
@@ -235,7 +235,7 @@ def runs(shape: Sequence[int], place: Sequence[slice]) -> Iterator[slice]:
 
 
 def _fills(file: FileIO, room: memoryview) -> bool:
-    """Fills a buffer from a file; False if the file ends early. A single read returns 2 GiB at most, hence the loop."""
+    """Fills a buffer from a file; returns False if the file ends early. A single read returns at most 2 GiB."""
     while room and (num_bytes := file.readinto(room)):
         room = room[num_bytes:]
     return not room
@@ -255,7 +255,7 @@ def _num_bytes(leaf: Any) -> int:
 
 
 def _header(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Reads an array's shape and dtype; raises ValueError unless the array is stored as one piece of raw bytes."""
+    """Reads an array's shape and dtype; raises ValueError unless the array is stored as one chunk of raw bytes."""
     header = json.loads((path / files_of(name) / _HEADER).read_bytes())
     try:
         shape, dtype = tuple(header["shape"]), np.dtype(header["dtype"])
@@ -270,7 +270,7 @@ def _header(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppresses log messages of orbax 0.12.8 that are expected (no OCDBT files to merge) or also raised (errors)."""
+    """Suppresses log messages of Orbax 0.12.8 about missing OCDBT files, and about errors that it also raises."""
 
     def is_news(record: logging.LogRecord) -> bool:
         text = str(record.msg)

@@ -1,8 +1,9 @@
 """Verifies stored arrays, and saves pytrees of arrays in a directory with its own manifest.
 
-An array is stored as the raw bytes of its values, in one file. If that file has the digest that the array had in memory
-before it was written, the values are right, so one pass over the file verifies both. ``Verifier`` checks a run's
-checkpoints. ``save_arrays`` writes any pytree, and ``load_arrays`` checks every file and reads the pytree back.
+An array is stored as the raw bytes of its values, in one file. If the digest of that file equals the digest of the
+array in memory before it was written, the values are correct, so one pass over the file verifies both. ``Verifier``
+checks a run's checkpoints. ``save_arrays`` writes any pytree, and ``load_arrays`` checks every file and reads the
+pytree back.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,13 +39,13 @@ _Item = TypeVar("_Item")
 
 
 class CorruptFile(Exception):
-    """A checkpoint is damaged; the message is a phrase that says how."""
+    """A checkpoint is damaged; the message is a phrase that describes the damage."""
 
 
 class Verifier:
-    """Checks the files and arrays of a run's checkpoints, and remembers the results: each is read at most once.
+    """Checks the files and arrays of a run's checkpoints, and caches the results, so that each check is done only once.
 
-    Methods return a phrase that says what is damaged, or None if all is sound.
+    The methods that check return a phrase that says what is damaged, or None if there is no damage.
 
     Args:
         directory: directory of all checkpoints of a run.
@@ -64,7 +65,7 @@ class Verifier:
         return reason
 
     def copy(self, manifest: Manifest, unit: Unit, copy: Copy) -> str | None:
-        """Checks the files and values of an expert's copy that a manifest names."""
+        """Checks the files and values of an expert's copy that a manifest refers to."""
         reason = self.files(copy.step, manifest.ledger.common[copy.step], copy.files)
         if reason is None and copy.num_bytes:
             shapes = {unit_array(unit, dtype): shape for dtype, shape in manifest.unit_shapes.items()}
@@ -72,7 +73,7 @@ class Verifier:
         return reason
 
     def files(self, step: int, *all_files: Files) -> str | None:
-        """Checks files of a step against their digests, up to the first damaged one."""
+        """Checks files of a step against their digests, and stops at the first damaged one."""
         return next(
             (reason for files in all_files for name, d in files.items() if (reason := self.file(step, name, d))), None
         )
@@ -92,13 +93,13 @@ class Verifier:
             try:
                 array = map_array(self._path(step) / ARRAYS, name)
                 wrong = None if is_finite(array) else f"{name} has values that are not finite"
-            except (OSError, ValueError) as error:  # a run may have removed it since
+            except (OSError, ValueError) as error:  # a run may have removed it in the meantime
                 wrong = f"{name} cannot be read: {error}"
             self._findings[key] = wrong and self._damaged(step, wrong)
         return self._findings[key]
 
     def check_equal_part(self, manifest: Manifest, host_index: int, num_hosts: int) -> list[list[Any]]:
-        """Checks this host's share of a checkpoint's files and newest copies, divided over the hosts by size.
+        """Checks this host's share of a checkpoint's files and newest copies, divided among the hosts by size.
 
         Args:
             manifest: manifest of the checkpoint.
@@ -106,7 +107,7 @@ class Verifier:
             num_hosts: number of hosts.
 
         Returns:
-            The new findings, as JSON for ``adopt`` on the other hosts.
+            The new findings, JSON-serializable, for ``adopt`` on the other hosts.
         """
         step = manifest.step
         files = {**manifest.dense.files, **manifest.ledger.common[step]}
@@ -122,7 +123,7 @@ class Verifier:
         return [[*key, reason] for key, reason in self._findings.items() if key not in before]
 
     def adopt(self, findings: Iterable[Sequence[Any]]) -> None:
-        """Takes over the findings that ``check_equal_part`` returned on another host."""
+        """Adds the findings that ``check_equal_part`` returned on another host."""
         self._findings |= {(step, name, expected): reason for step, name, expected, reason in findings}
 
     def _values(self, step: int, shapes: Mapping[str, str], content: str, files: Files) -> str | None:
@@ -140,9 +141,9 @@ class Verifier:
 
 
 def host_subset(items: Iterable[tuple[int, _Item]], host_index: int, num_hosts: int) -> list[_Item]:
-    """Returns this host's items when (size, item) pairs are divided over the hosts: greedily, largest first.
+    """Divides (size, item) pairs among the hosts, greedily and largest first, and returns this host's items.
 
-    The result depends only on the arguments, so hosts need not talk to each other.
+    The result depends only on the arguments, so hosts need not communicate.
 
     >>> [host_subset([(1, "a"), (5, "b"), (3, "c"), (1, "d")], host, 2) for host in range(2)]
     [['b'], ['c', 'a', 'd']]
@@ -162,7 +163,7 @@ def _size(path: Path) -> int:
 
 
 def wrong_values(path: Path, shapes: Mapping[str, str], content: str, files: Files, folder: str = ARRAYS) -> str | None:
-    """Compares arrays on the disk with the ones that were in memory; the files must be verified already.
+    """Compares arrays on the disk with the ones that were in memory; the files must already be verified.
 
     Args:
         path: directory of the checkpoint.
@@ -172,13 +173,13 @@ def wrong_values(path: Path, shapes: Mapping[str, str], content: str, files: Fil
         folder: directory of the arrays, relative to ``path``.
 
     Returns:
-        A phrase that says what is wrong; None if nothing is.
+        A phrase that says what is wrong, or None if the arrays agree.
     """
     arrays, names = path / folder, " and ".join(shapes)
     try:
         stored = {name: map_array(arrays, name) for name in shapes}
         (only, *rest) = shapes
-        # One array: its file's digest is the digest of its values. Digests of several files cannot be combined.
+        # The digest of a single array's values is that of its file. Digests of several files cannot be combined.
         digest = array_digest(stored.values()) if rest else files[str(PurePosixPath(folder) / data_file(arrays, only))]
     except (OSError, ValueError, KeyError) as error:
         return f"{names} cannot be read: {error}"
@@ -196,7 +197,7 @@ def is_finite(array: np.ndarray) -> bool:
 
 
 def is_model_array(name: str) -> bool:
-    """Whether an array belongs to the model, so that it must be finite: a placement policy's may contain infinities.
+    """Whether an array belongs to the model and must be finite; arrays of a placement policy may contain infinities.
 
     >>> is_model_array("master.head"), is_model_array("policy.0")
     (True, False)
@@ -214,25 +215,25 @@ def is_persisted(shape: str) -> bool:
 
 
 def unit_array(unit: Unit, dtype: str) -> str:
-    """Returns the name of the stored array that holds an expert's state in one dtype."""
+    """Returns the name of the stored array that holds the part of an expert's state with this dtype."""
     layer, class_ = unit
     return f"expert.{layer}.{class_}.{dtype}"
 
 
 def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
-    """Saves a pytree of arrays. The manifest is written last: a directory without one is an interrupted save.
+    """Saves a pytree of arrays. The manifest is written last; a directory without one is an interrupted save.
 
     Args:
-        path: directory to make; an existing one is replaced.
-        tree: arrays; their paths in the tree become their names.
-        metadata: JSON to store with the arrays.
+        path: directory to create; an existing one is replaced.
+        tree: pytree of arrays, which are named by their paths in the tree.
+        metadata: JSON-serializable fields to store with the arrays.
 
     Raises:
         OSError, ValueError: Orbax could not write a file.
         RunError: the arrays on the disk differ from the ones in memory.
     """
     arrays = by_name(tree)
-    # Orbax does not write empty arrays, and they have nothing to save.
+    # Orbax does not write empty arrays, which have no values to save.
     filled = {name: np.asarray(array) for name, array in arrays.items() if array.size}
     contents = {name: array_digest([array]) for name, array in filled.items()}
     write_arrays(path, filled)
@@ -250,7 +251,7 @@ def load_metadata(path: Path, setting: str) -> dict[str, Any]:
 
     Args:
         path: directory of the arrays.
-        setting: the option or setting that names the directory, for errors.
+        setting: the option or setting that names the directory, for error messages.
 
     Raises:
         SettingError: there are no arrays, they are of another version, or the manifest is damaged.
@@ -259,11 +260,7 @@ def load_metadata(path: Path, setting: str) -> dict[str, Any]:
 
 
 def stored_types(path: Path, setting: str) -> dict[str, np.dtype]:
-    """Reads the dtype of each stored array, by name.
-
-    Raises:
-        SettingError: as ``load_metadata``.
-    """
+    """Reads the dtype of each stored array, by name; see ``load_metadata`` for the arguments and errors."""
     shapes = read_signed(path, setting, _VERSION)["arrays"]
     return {name: jnp.dtype(text.partition("[")[0]) for name, text in shapes.items()}
 
@@ -273,8 +270,8 @@ def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
 
     Args:
         path: directory of the arrays.
-        abstract: tree of ``jax.ShapeDtypeStruct``.
-        setting: the option or setting that names the directory, for errors.
+        abstract: tree of ``jax.ShapeDtypeStruct``, with the structure in which the arrays were saved.
+        setting: the option or setting that names the directory, for error messages.
 
     Returns:
         The tree of arrays, on the host.

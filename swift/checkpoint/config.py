@@ -12,21 +12,22 @@ _EXPERTS = {"experts_per_layer": "full checkpoints", "snapshot_experts_per_layer
 class CheckpointConfig:
     """Checkpoint and snapshot settings: the intervals, and how much of the state each contains.
 
-    A run's first and last checkpoints are full whatever K is, and so is the one saved when a run is stopped.
+    A run's first and last checkpoints are full regardless of K, and so is the one saved when a run is stopped.
 
     Attributes:
-        every: iterations between checkpoints; the last iteration is saved too. 0: a run saves only when it is stopped,
+        every: iterations between checkpoints; the last iteration is saved too. 0 to save only when a run is stopped,
             for ``--resume``.
         num_kept: number of saved iterations to keep restorable; older ones are removed.
-        experts_per_layer: K, the experts of every layer that a checkpoint saves; the dense part is always saved whole.
-            ``all``: full checkpoints.
-        selection: how experts are chosen: ``sequential`` takes turns, ``load_aware`` takes the experts with the most
-            unsaved token updates.
-        plt_budget: proportion of lost tokens above which a fault doubles K (Dynamic-K), such as 0.0375; None: K stays.
+        experts_per_layer: K, the number of experts in each layer that a checkpoint saves; the dense part is always
+            saved completely. ``all`` for full checkpoints.
+        selection: how experts are chosen: ``sequential`` takes them in turn, and ``load_aware`` takes the experts with
+            the most unsaved token updates.
+        plt_budget: proportion of lost tokens above which a fault doubles K (Dynamic-K), such as 0.0375; None to keep K
+            fixed.
         snapshot_every: iterations between snapshots. A snapshot copies every expert rank's slices to the memory of the
-            next rank, and a lost rank is recovered from it. 0: no snapshots.
-        snapshot_experts_per_layer: experts of every layer that a snapshot copies, chosen by ``selection``; the dense
-            part is always copied whole. ``all``: every expert.
+            next rank, and a lost rank is recovered from it. 0 for no snapshots.
+        snapshot_experts_per_layer: number of experts in each layer that a snapshot copies, chosen by ``selection``; the
+            dense part is always copied completely. ``all`` for every expert.
     """
 
     every: int = 100
@@ -56,7 +57,7 @@ class CheckpointConfig:
                 raise SettingError("CheckpointConfig.plt_budget", self.plt_budget, allowed)
 
     def check_classes(self, num_classes: int) -> None:
-        """Raises SettingError if a checkpoint or snapshot is to save more experts of a layer than the model has."""
+        """Raises SettingError if a checkpoint or snapshot would save more experts of a layer than the model has."""
         for name, all_of_them in _EXPERTS.items():
             value = getattr(self, name)
             if value != "all" and value > num_classes:

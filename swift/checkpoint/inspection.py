@@ -1,4 +1,4 @@
-"""Describes checkpoints and restores: lines for people, fields of events, and damage. Read-only."""
+"""Describes checkpoints and restores as lines for users and fields of events, and finds damage. Read-only."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
@@ -15,7 +15,7 @@ _SETTING = "DIR"
 
 
 def source_lines(plan: RestorePlan) -> list[str]:
-    """Writes a line for each source of a restore, and for each copy that was passed over.
+    """Formats a line for each source of a restore, and for each copy that was skipped.
 
     For example ``dense: storage, step 40`` and ``experts 3, 7 of layer 1: storage, step 20``.
     """
@@ -28,7 +28,7 @@ def source_lines(plan: RestorePlan) -> list[str]:
 
 
 def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
-    """Writes lines with the sources of a restore, the lost tokens so far, and K if it changes.
+    """Formats lines with the sources of a restore, the proportion of lost tokens so far, and K if it changes.
 
     Args:
         plan: plan of the restore.
@@ -65,7 +65,7 @@ def save_facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def restore_facts(plan: RestorePlan, after: Ledger) -> dict[str, Any]:
-    """Returns the fields of the event ``restore`` in ``events.jsonl``; experts ``[layer, class]`` are by step.
+    """Returns the fields of the event ``restore`` in ``events.jsonl``; experts ``[layer, class]`` are listed by step.
 
     Args:
         plan: plan of the restore.
@@ -91,10 +91,10 @@ def _by_step(sources: Mapping[Unit, Copy]) -> dict[str, Any]:
 
 
 def find_checkpoints(path: Path) -> tuple[Path, int | None]:
-    """Finds the checkpoints at a path: a run, its directory of checkpoints, or a single checkpoint.
+    """Finds the checkpoints at a path, which may be a run, its directory of checkpoints, or a single checkpoint.
 
     Returns:
-        (directory of all checkpoints, iteration if the path is a single checkpoint).
+        (directory of all checkpoints, iteration of a single checkpoint or None).
 
     Raises:
         SettingError: there are no checkpoints.
@@ -109,7 +109,7 @@ def find_checkpoints(path: Path) -> tuple[Path, int | None]:
 
 
 def overview(directory: Path) -> list[dict[str, Any]]:
-    """Returns a row for every checkpoint, oldest first; the row of an unreadable one has the reason."""
+    """Returns a row for every checkpoint, oldest first; the row of an unreadable checkpoint gives the reason."""
     rows = []
     for step, manifest in _manifests(directory, committed_steps(directory)):
         facts = {"error": manifest} if isinstance(manifest, str) else _facts(manifest)
@@ -118,7 +118,7 @@ def overview(directory: Path) -> list[dict[str, Any]]:
 
 
 def coverage(manifest: Manifest) -> list[dict[str, Any]]:
-    """Returns a row for every expert: where its newest copy is, and the step of its fallback copy."""
+    """Returns a row for every expert, with its newest copy's step and files, and the step of its fallback copy."""
     contained_LE = manifest.ledger.tally.contained_LE
     rows = []
     for unit, copies in sorted(manifest.ledger.copies.items()):
@@ -142,7 +142,7 @@ def coverage(manifest: Manifest) -> list[dict[str, Any]]:
 def describe_restore(
     directory: Path, step: int | None = None, checker: Verifier | None = None
 ) -> tuple[list[str], dict[str, Any]]:
-    """Describes what a restore would read, by default the newest sound checkpoint: (lines for people, JSON)."""
+    """Describes the restore of an iteration, by default the newest intact one, as (lines for users, JSON fields)."""
     try:
         plan = plan_restore(directory, step=step, checker=checker)
     except SettingError as error:
@@ -152,14 +152,14 @@ def describe_restore(
 
 
 def find_damage(directory: Path, step: int | None, checker: Verifier) -> Iterator[str]:
-    """Yields a phrase for each damage to files or values that some checkpoint needs, or that a given one needs."""
+    """Yields a phrase for each damaged file or value that any checkpoint needs, or the one of iteration ``step``."""
     shown = dict[str, None]()
     for manifest_step, manifest in _manifests(directory, committed_steps(directory) if step is None else [step]):
         if isinstance(manifest, str):
             damages = [f"{checkpoint_path(directory, manifest_step).name} {manifest}"]
         else:
             damages = list(_damages_of(manifest, checker))
-        # A running training may remove an old checkpoint while this reads it: its files are gone, not damaged.
+        # A running training may have removed an old checkpoint meanwhile: its files are missing, but not damaged.
         if damages and step is None and _is_removed(directory, manifest_step):
             continue
         shown |= dict.fromkeys(damages)
@@ -167,12 +167,12 @@ def find_damage(directory: Path, step: int | None, checker: Verifier) -> Iterato
 
 
 def _is_removed(directory: Path, step: int) -> bool:
-    """Whether a run has removed a checkpoint meanwhile; runs remove the manifest before the files."""
+    """Whether a run has removed a checkpoint in the meantime; runs remove the manifest before the files."""
     return step not in committed_steps(directory)
 
 
 def _damages_of(manifest: Manifest, checker: Verifier) -> Iterator[str]:
-    """Yields the damage to what one checkpoint needs: first all files, then the values in sound files."""
+    """Yields the damage to the files that one checkpoint needs, then the damage to the values in intact files."""
     for owner, files in sorted(manifest.files_needed().items()):
         for name, digest in files.items():
             yield from filter(None, [checker.file(owner, name, digest)])

@@ -1,8 +1,8 @@
 """Checkpoint manifests, the ledger that a run keeps of them, and the layout of the checkpoint directory.
 
-A manifest is self-contained. For every expert it names the step and files of the two newest copies, with digests,
-sizes and the token updates they contain; for the dense part, the files of its own step. It also holds the ledger, which
-decides what the next checkpoint saves. Nothing is used before its bytes have been checked against their digest.
+A manifest is self-contained. For every expert, it lists the step and files of the two newest copies, with digests,
+sizes and the token updates that they contain; for the dense part, it lists the files of its own step. It also holds the
+ledger, which determines what the next checkpoint saves. No data are used before they are verified against their digest.
 
     step-00000040/manifest.json    written last: makes the iteration restorable
     step-00000040/arrays/          arrays saved at iteration 40, see swift.checkpoint.array_files
@@ -10,10 +10,10 @@ decides what the next checkpoint saves. Nothing is used before its bytes have be
     .step-00000060.tmp/            a save in progress, or an interrupted one
     .step-00000060.5f0c.hosts.tmp/ messages between hosts that save together, see swift.checkpoint.multi_host_save
     step-00000040.earlier/         a checkpoint while a new one of the same iteration replaces it
-    step-00000060.aside/           a checkpoint that a restore has passed over; it is never read again, and is removed
+    step-00000060.aside/           a checkpoint that a restore has skipped; it is never read again, and is removed
                                    once the run has saved iteration 60 or a later one
 
-    One process at a time writes here. The exception is a save of several hosts, which fill in the same files.
+Only one process at a time writes here, except that several hosts that save together fill in the same files.
 
 Legend: L MoE layers of the model, E expert classes, K classes of a layer that a checkpoint saves, P stages, N ranks.
 """
@@ -44,11 +44,11 @@ from swift.files import replace_file, sync_directory, sync_file
 
 _SIZE = 16
 BLOCK, _READ = 1 << 26, 1 << 20
-"""Bytes that are written or compared at a time, and bytes read at a time; progress is reported after each block."""
+"""Number of bytes written or compared at a time, and bytes read at a time; progress is reported after each block."""
 MANIFEST, ARRAYS = "manifest.json", "arrays"
 _VERSION = 2
 _NUM_COPIES = 2
-"""Copies of an expert that a manifest names: the newest, and one to fall back to if that is damaged."""
+"""Number of an expert's copies that a manifest lists: the newest, and one to fall back to if the newest is damaged."""
 _PREFIX, _EARLIER, _ASIDE = "step-", ".earlier", ".aside"
 
 Files = Mapping[str, str]
@@ -56,7 +56,7 @@ Files = Mapping[str, str]
 
 
 def digest(content: bytes) -> str:
-    """Returns the BLAKE2b digest of bytes, in hex."""
+    """Returns the BLAKE2b digest of bytes, as hexadecimal text."""
     return hashlib.blake2b(content, digest_size=_SIZE).hexdigest()
 
 
@@ -71,7 +71,7 @@ def array_digest(arrays: Iterable[np.ndarray]) -> str:
 def array_checksum(arrays: Iterable[np.ndarray], before: int = 0) -> int:
     """Returns the CRC-32 of the arrays' concatenated values, continuing from the checksum ``before``.
 
-    It detects values that a killed process left half-written, at five times the speed of ``array_digest``.
+    It detects values that a killed process left partly written, and is five times as fast as ``array_digest``.
     """
     checksum = before
     for array in arrays:
@@ -85,7 +85,7 @@ def raw_bytes(array: np.ndarray) -> memoryview:
 
 
 def nothing() -> None:
-    """Ignores progress: the default where nobody waits for it."""
+    """Ignores progress; the default progress function."""
 
 
 def file_digest(path: Path, progress: Callable[[], None] = nothing) -> str:
@@ -99,13 +99,13 @@ def file_digest(path: Path, progress: Callable[[], None] = nothing) -> str:
 
 
 def synced_digests(directory: Path) -> dict[str, str]:
-    """Syncs every file under a directory to the disk and returns their digests, by relative path."""
+    """Calls fsync on every file under a directory and returns the files' digests, by relative path."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): synced_digest(path) for path in paths}
 
 
 def synced_digest(path: Path, progress: Callable[[], None] = nothing) -> str:
-    """Syncs a file to the disk and returns its digest; calls ``progress`` after each block."""
+    """Calls fsync on a file and returns its digest; calls ``progress`` after each block."""
     sync_file(path)
     return file_digest(path, progress)
 
@@ -116,7 +116,7 @@ def difference(path: Path, expected: str) -> str | None:
         return "is missing"
     try:
         digest = file_digest(path)
-    except OSError as error:  # a bad sector, or no permission: there may be another copy
+    except OSError as error:  # such as a bad sector or missing permission; there may be another copy
         return f"cannot be read: {error.strerror}"
     return None if digest == expected else "is not as it was saved"
 
@@ -159,14 +159,14 @@ class Dense:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The history of a run's checkpoints, on which the next one depends.
+    """The history of a run's checkpoints, on which the next checkpoint depends.
 
     Attributes:
-        tally: token updates so far.
-        copies: saved copies of every expert, the newest first; empty before the first checkpoint.
-        common: by step, the files that every read of that step needs.
-        turn_L: int64, the class in each layer that the next sequential selection starts with.
-        k: experts of each layer that a partial checkpoint saves.
+        tally: counter of token updates.
+        copies: saved copies of every expert, newest first; empty before the first checkpoint.
+        common: by step, the digests of the files that every read of that step needs.
+        turn_L: int64, the class in each layer with which the next sequential selection starts.
+        k: number of experts in each layer that a partial checkpoint saves, K.
     """
 
     tally: TokenUpdateCounter
@@ -177,7 +177,7 @@ class Ledger:
 
     @classmethod
     def first(cls, num_layers: int, num_classes: int, k: int) -> "Ledger":
-        """Returns the ledger of a run that has saved nothing."""
+        """Returns the ledger of a run that has not saved a checkpoint yet."""
         turn_L = initial_rotation(num_layers, num_classes, k)
         return cls(TokenUpdateCounter.none(num_layers, num_classes), {}, {}, turn_L, k)
 
@@ -195,7 +195,10 @@ class Ledger:
         return replace(self, tally=self.tally.uncounted(num_iterations, most_updates))
 
     def choose(self, selection: str, *, full: bool) -> Int[np.ndarray, "L K"]:
-        """Chooses the classes ``[L, K]`` that the next checkpoint saves: all if ``full``, or if any has no copy yet."""
+        """Chooses the classes ``[L, K]`` that the next checkpoint saves.
+
+        All classes are chosen if ``full``, or if an expert has no saved copy yet.
+        """
         num_layers, num_classes = self.tally.contained_LE.shape
         if full or self.k >= num_classes or not all(self._newest()):
             return everything(num_layers, num_classes)
@@ -219,25 +222,25 @@ class Ledger:
         return replace(self, copies=merged, common=files, turn_L=turn_L)
 
     def emptied(self, k: int) -> "Ledger":
-        """Returns the ledger for a state of another shape: without copies, so that the next checkpoint is full.
+        """Returns the ledger for a state of another shape, without copies, so that the next checkpoint is full.
 
-        A manifest has one shape for all copies of experts, so it cannot refer to copies of the old shape.
+        A manifest has a single shape for all copies of experts, so it cannot refer to copies of the old shape.
         """
         return replace(self, copies={}, common={}, k=k)
 
     def _newest(self) -> list[Copy | None]:
-        """Returns the newest copy of each expert, by layer and class; None for an expert without copies."""
+        """Returns the newest copy of each expert, in order of layer and class; None for an expert without copies."""
         return [next(iter(self.copies.get(unit, ())), None) for unit in np.ndindex(*self.tally.contained_LE.shape)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The description of a checkpoint: everything but its values.
+    """The description of a checkpoint, without its values.
 
     Attributes:
         step: iterations done.
-        identity: settings by name that a run must share to read the checkpoint; JSON.
-        extra: other state, such as the loader's; JSON.
+        identity: settings by name that a run must share to read the checkpoint, JSON-serializable.
+        extra: other state, such as the loader's, JSON-serializable.
         dense: the dense part.
         unit_shapes: dtype and shape of one expert's state, by dtype.
         chosen: classes that this checkpoint saved, ``[L][K]``.
@@ -265,7 +268,7 @@ class Manifest:
         return all(len(classes) == self.ledger.num_classes for classes in self.chosen)
 
     def files_needed(self) -> dict[int, dict[str, str]]:
-        """Returns the digests of all files that a restore may read, by step: older steps hold experts."""
+        """Returns the digests of all files that a restore may read, by step; files of older steps hold experts."""
         needed = {step: dict(files) for step, files in self.ledger.common.items()}
         needed[self.step].update(self.dense.files)
         for copies in self.ledger.copies.values():
@@ -309,7 +312,7 @@ def read_manifest(path: Path, setting: str) -> Manifest:
 
     Args:
         path: directory of the checkpoint.
-        setting: the user's name for it, for errors.
+        setting: the option or setting that names the checkpoint, for error messages.
 
     Raises:
         SettingError: the manifest is missing, damaged, incomplete, of another version, or of another checkpoint.
@@ -327,7 +330,7 @@ def read_manifest(path: Path, setting: str) -> Manifest:
 
 
 def _manifest_of(fields: Mapping[str, Any]) -> Manifest:
-    """Parses a manifest; raises LookupError for a missing field, and TypeError for one of the wrong type."""
+    """Parses a manifest; raises LookupError if a field is missing, and TypeError if it has the wrong type."""
     for kind, names in _KINDS.items():
         for name in names:
             if type(fields[name]) is not kind:
@@ -341,7 +344,7 @@ def _manifest_of(fields: Mapping[str, Any]) -> Manifest:
 
 
 def write_signed(path: Path, fields: Mapping[str, Any], name: str = MANIFEST) -> None:
-    """Writes fields as JSON after a line with its digest, for ``read_signed``; replaces the file atomically."""
+    """Writes fields as JSON, after a line with the JSON's digest, for ``read_signed``; replaces the file atomically."""
     text = json.dumps(fields).encode()
     replace_file(path / name, digest(text).encode() + b"\n" + text)
 
@@ -373,7 +376,7 @@ def read_signed(path: Path, setting: str, version: int, name: str = MANIFEST) ->
 def check_shapes(
     path: Path, setting: str, stored_shapes: Mapping[str, str], expected_shapes: Mapping[str, str]
 ) -> None:
-    """Raises SettingError, naming one array, if a checkpoint's shapes differ from the expected ones."""
+    """Raises SettingError that names an array if a checkpoint's shapes differ from the expected ones."""
     for name in sorted({*stored_shapes, *expected_shapes}):
         stored, expected = stored_shapes.get(name, "nothing"), expected_shapes.get(name, "nothing")
         if stored != expected:
@@ -386,10 +389,10 @@ def checkpoint_steps(directory: Path) -> list[int]:
 
 
 def committed_steps(directory: Path) -> list[int]:
-    """Lists the restorable iterations and those whose manifests are lost, oldest first.
+    """Lists the restorable iterations and those whose manifest was lost, oldest first.
 
-    ``delete_old_checkpoints`` removes the oldest manifests first. So an iteration newer than the oldest checkpoint that
-    has no manifest has lost it; if there is no manifest at all, all iterations have.
+    ``delete_old_checkpoints`` removes the oldest manifests first. An iteration without a manifest that is newer than
+    the oldest restorable one has therefore lost its manifest. If there are no manifests, all iterations have lost them.
     """
     saved, restorable = _saved_steps(directory), checkpoint_steps(directory)
     return [step for step in saved if not restorable or step >= restorable[0]]
@@ -401,13 +404,13 @@ def checkpoint_path(directory: Path, step: int) -> Path:
 
 
 def clean_up_saves(directory: Path, excluded: Path | None = None) -> None:
-    """Cleans up after interrupted saves: removes their files, and puts back the checkpoints they were replacing.
+    """Cleans up after interrupted saves: removes their files, and restores the checkpoints that they were replacing.
 
-    Without this, an unfinished save on a full disk would keep the disk full.
+    Otherwise, unfinished saves would take up space on a full disk.
 
     Args:
         directory: directory of all checkpoints.
-        excluded: directory to keep: the messages of the hosts that are saving now.
+        excluded: directory to keep, with the messages of the hosts that are saving now.
     """
     for half in directory.glob(f".{_PREFIX}*.tmp"):
         if half != excluded:
@@ -421,7 +424,7 @@ def clean_up_saves(directory: Path, excluded: Path | None = None) -> None:
 
 
 def begin_save(directory: Path, step: int, excluded: Path | None = None) -> Path:
-    """Makes a save's temporary directory, for ``commit_save`` to rename; ``excluded`` as in ``clean_up_saves``."""
+    """Creates a save's temporary directory, which ``commit_save`` renames; see ``clean_up_saves`` for ``excluded``."""
     directory.mkdir(parents=True, exist_ok=True)
     clean_up_saves(directory, excluded)
     path = temporary_path(directory, step)
@@ -437,7 +440,7 @@ def temporary_path(directory: Path, step: int) -> Path:
 def commit_save(directory: Path, step: int) -> Path:
     """Renames the directory of ``begin_save`` to its final name, and returns that path.
 
-    An earlier checkpoint of the same iteration is kept until then, and ``clean_up_saves`` puts it back after a crash.
+    An earlier checkpoint of the same iteration is kept until then, and ``clean_up_saves`` restores it after a crash.
     """
     path = checkpoint_path(directory, step)
     if path.exists():  # a rename cannot replace a directory with files
@@ -449,10 +452,10 @@ def commit_save(directory: Path, step: int) -> Path:
 
 
 def archive_newer(directory: Path, step: int) -> list[str]:
-    """Sets aside the checkpoints newer than ``step``, where a run resumes: they would shadow the ones it saves next.
+    """Renames the checkpoints newer than ``step``, where a run resumes, so that they do not shadow those it saves next.
 
     Returns:
-        The new names.
+        The new names of the directories.
     """
     names = []
     for newer in _saved_steps(directory):
@@ -468,7 +471,7 @@ def archive_newer(directory: Path, step: int) -> list[str]:
 def remove_archived(directory: Path, step: int) -> None:
     """Removes the checkpoints that ``archive_newer`` archived, up to iteration ``step``.
 
-    Call this once ``step`` or a later iteration is saved and verified.
+    Call this once iteration ``step`` or a later one is saved and verified.
     """
     for path in directory.glob(f"{_PREFIX}*{_ASIDE}"):
         number = path.name.removeprefix(_PREFIX).removesuffix(_ASIDE)
@@ -477,7 +480,7 @@ def remove_archived(directory: Path, step: int) -> None:
 
 
 def delete_old_checkpoints(directory: Path, num_kept: int) -> None:
-    """Removes the files that no kept checkpoint needs; removes nothing if a kept manifest cannot be read.
+    """Removes the files that no kept checkpoint needs, or nothing if the manifest of a kept checkpoint is unreadable.
 
     Args:
         directory: directory of all checkpoints of a run.
@@ -487,8 +490,8 @@ def delete_old_checkpoints(directory: Path, num_kept: int) -> None:
     try:
         manifests = [read_manifest(checkpoint_path(directory, step), "checkpoint") for step in steps[-num_kept:]]
     except SettingError:
-        return  # nobody knows which files that checkpoint needs
-    for step in steps[:-num_kept]:  # manifests first: a half-removed checkpoint must not look restorable
+        return  # it is unknown which files that checkpoint needs
+    for step in steps[:-num_kept]:  # manifests first, as a partly removed checkpoint must not look restorable
         (checkpoint_path(directory, step) / MANIFEST).unlink()
     needed = files_needed(manifests)
     for step in _saved_steps(directory):
@@ -496,7 +499,7 @@ def delete_old_checkpoints(directory: Path, num_kept: int) -> None:
 
 
 def files_needed(manifests: list[Manifest]) -> dict[int, frozenset[str]]:
-    """Returns the files that restores of these checkpoints may read, by step, manifests included."""
+    """Returns the files that restores of these checkpoints may read, including the manifests, by step."""
     needed: dict[int, set[str]] = {}
     for manifest in manifests:
         for step, files in manifest.files_needed().items():

@@ -1,21 +1,22 @@
-"""A checkpoint that several hosts write together: the same files as of one host, each host writing its own ranges.
+"""A checkpoint that several hosts write together: each writes its ranges of the files that a single host would write.
 
-``HostSave`` has the steps of a save on one host. The first host makes the files without values, and all hosts fill in
-the ranges they hold. A file contains a whole array, as if one host had written it. Then the files are divided over the
-hosts by size. Each host reads its files back, compares every range with the checksum that the writer took in memory,
-and computes the file's digest. The first host writes the manifest. No host ever holds more of the state in memory than
-its own pieces.
+``HostSave`` performs the steps of a save on one host. The first host creates the files without values, and all hosts
+fill in the ranges that they hold. A file contains a whole array, as if a single host had written it. The files are then
+divided among the hosts by size. Each host reads its files back, compares every range with the checksum that the writer
+computed from memory, and computes the file's digest. The first host writes the manifest. No host ever holds more of the
+state in memory than its own pieces.
 
-Saving runs in threads while training continues, so it cannot use collectives: those would have to run in the same
-order on all hosts as training's. Instead the hosts exchange messages in shared files, see ``SaveNotes``:
+Saving runs in threads while training continues, so it cannot use collectives, which would have to be ordered in the
+same way on all hosts relative to those of training. Instead, the hosts exchange messages in shared files, see
+``SaveNotes``:
 
     .step-00000040.5f0c.hosts.tmp/host-0.begun      the files of the checkpoint exist, without values
     .step-00000040.5f0c.hosts.tmp/host-1.filled     which ranges host 1 has written
     .step-00000040.5f0c.hosts.tmp/host-1.checked    digests of the files that host 1 has read back
-    .step-00000040.5f0c.hosts.tmp/host-1.failed     why host 1 gave up, which makes all hosts give up
+    .step-00000040.5f0c.hosts.tmp/host-1.failed     why host 1 failed, which makes all hosts give up
     .step-00000040.5f0c.hosts.tmp/host-1.signs      grows as long as host 1 makes progress
 
-A save has a token, here 5f0c, so that a repeated save does not read the messages of the last attempt. The next save or
+A save has a token, here 5f0c, so that another save of the same iteration does not read its messages. The next save or
 the next start of the run removes leftover messages.
 """
 
@@ -56,7 +57,7 @@ from swift.errors import SettingError, first_line
 
 _PATIENCE_S, _SIGN_S, _VERSION = 120.0, 1.0, 1
 _LOOK_S, _LAZIEST_S = 0.02, 1.0
-"""Polling interval, s, at first and at most. It grows, because many hosts poll the same file system."""
+"""Initial and maximum polling interval, in seconds. It grows, because many hosts poll the same file system."""
 _ENDING = ".hosts.tmp"
 
 Stage = Literal["begun", "filled", "checked"]
@@ -65,7 +66,7 @@ _Place = tuple[slice, ...]
 
 
 class InvalidState(Exception):
-    """The state is not worth saving, for example not finite: it must not replace a good checkpoint."""
+    """The state must not replace a valid checkpoint, for example because its values are not finite."""
 
 
 class HostFailed(OSError):
@@ -77,7 +78,7 @@ class Save(NamedTuple):
 
     Attributes:
         step: iterations done.
-        token: distinguishes this attempt from other saves of the same iteration.
+        token: random text that distinguishes this save from others of the same iteration.
     """
 
     step: int
@@ -85,7 +86,7 @@ class Save(NamedTuple):
 
 
 class SaveNotes:
-    """Exchanges messages about one save between the hosts, by files in a shared directory.
+    """Exchanges messages about one save among the hosts, through files in a shared directory.
 
     Args:
         directory: directory of all checkpoints of a run.
@@ -103,11 +104,11 @@ class SaveNotes:
         self._signed_at = -_SIGN_S
 
     def post(self, stage: Stage, fields: Mapping[str, Any]) -> None:
-        """Announces that this host has finished a stage; ``fields`` are JSON."""
+        """Announces that this host has finished a stage; ``fields`` are JSON-serializable."""
         self._write(stage, fields)
 
     def sign(self) -> None:
-        """Shows the other hosts that this one makes progress; writes at most once a second."""
+        """Signals to the other hosts that this one is making progress; writes at most once a second."""
         now = time.monotonic()
         if now - self._signed_at >= _SIGN_S:
             self._signed_at = now
@@ -124,15 +125,15 @@ class SaveNotes:
         """Waits until a host has finished a stage, and returns the fields that it announced.
 
         Raises:
-            HostFailed, InvalidState: some host has given up.
-            TimeoutError: the host has not shown progress for too long.
+            HostFailed, InvalidState: another host has given up.
+            TimeoutError: the host has made no progress for ``patience_s``.
             OSError: the message is damaged.
         """
         until, before, pause_s = time.monotonic() + self._patience_s, 0, _LOOK_S
         while not self._file(host, stage).exists():
             self._check_all()
             signs = self._signs(host)
-            if signs != before:  # not "more": the file is shorter after a save has begun again
+            if signs != before:  # the file may also be shorter, after a save has begun again
                 until, before = time.monotonic() + self._patience_s, signs
             if time.monotonic() > until:
                 raise TimeoutError(f"{self._complaint(host)} in {self._patience_s:g} s")
@@ -176,7 +177,7 @@ class HostShard(NamedTuple):
 
     Attributes:
         name: name of the array.
-        place: where the piece is in the array, a slice for each leading dimension.
+        place: index of the piece in the array, a slice for each leading dimension.
         values: the piece's values.
     """
 
@@ -190,9 +191,9 @@ class _WrittenRanges:
     """One host's report on the ranges that it has written.
 
     Attributes:
-        places: for each of the host's pieces, the array of the state and the place in it.
+        places: for each of the host's pieces, the name of the state's array and the index of the piece in it.
         checksums: checksums of the values in the host's memory, by stored array.
-        num_bytes: bytes of the values.
+        num_bytes: bytes of values that the host has written.
     """
 
     places: tuple[tuple[str, _Place], ...]
@@ -206,7 +207,7 @@ class _WrittenRanges:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Reads a report that another host announced."""
+        """Parses a report that a host announced."""
         places = tuple((name, tuple(slice(*ends) for ends in place)) for name, place in fields["places"])
         return cls(places, fields["checksums"], fields["num_bytes"])
 
@@ -234,14 +235,14 @@ class _Contents:
         }
 
     def adopt(self, fields: Mapping[str, Any]) -> None:
-        """Adds the digests that another host has announced."""
+        """Adds the digests that a host announced."""
         self.files.update(fields["files"])
         self.dense.update(fields["dense"])
         self.units.update({(layer, class_): content for layer, class_, content in fields["units"]})
 
 
 def stored_shapes(split: StateSplit, chosen_LK: np.ndarray) -> dict[str, Any]:
-    """Returns shape and dtype, by name, for each array that a checkpoint of the chosen experts stores."""
+    """Returns the shape and dtype, by name, of each array that a checkpoint of the chosen experts stores."""
     shapes = {name: leaf for name, leaf in split.dense_shapes.items() if is_persisted(shape_text(leaf))}
     for unit in _units(chosen_LK):
         shapes.update({unit_array(unit, dtype): shape for dtype, shape in split.unit_shapes.items()})
@@ -251,14 +252,18 @@ def stored_shapes(split: StateSplit, chosen_LK: np.ndarray) -> dict[str, Any]:
 def write_ranges(
     arrays: Path, split: StateSplit, chosen_LK: np.ndarray, pieces: Iterable[HostShard], progress: Callable[[], None]
 ) -> _WrittenRanges:
-    """Writes a host's pieces into the files of a checkpoint, and syncs the files.
+    """Writes a host's pieces into the files of a checkpoint, and calls fsync on the files.
 
     Args:
-        arrays: directory of the arrays, as ``reserve_arrays`` made it.
+        arrays: directory of the arrays, created by ``reserve_arrays``.
         split: division of the state.
-        chosen_LK: classes that are saved, ``[L, K]``.
-        pieces: the host's pieces of the state; expert arrays have only the saved classes, in this order.
-        progress: function to call after each block.
+        chosen_LK: expert classes to save, ``[L, K]``.
+        pieces: the host's pieces of the state; expert arrays have only the saved classes, in the order of
+            ``chosen_LK``.
+        progress: function that is called after each block.
+
+    Returns:
+        The host's report on the written ranges.
 
     Raises:
         OSError, ValueError: the pieces cannot be written.
@@ -286,22 +291,22 @@ def verify_ranges(
     host_index: int,
     progress: Callable[[], None],
 ) -> _Contents:
-    """Reads back this host's share of a checkpoint's files, divided over the hosts by size.
+    """Reads back and verifies this host's share of a checkpoint's files, which are divided among the hosts by size.
 
     Args:
         arrays: directory of the arrays.
         split: division of the state.
-        chosen_LK: classes that are saved, ``[L, K]``.
-        hosts: the report of each host.
+        chosen_LK: expert classes to save, ``[L, K]``.
+        hosts: the report of each host on the ranges that it has written.
         host_index: number of this host.
-        progress: function to call after each block.
+        progress: function that is called after each block.
 
     Returns:
         Digests of these files and of the values in them.
 
     Raises:
-        OSError: values are missing, or differ from the ones that their host had in memory.
-        ValueError: a file is not laid out as it was made.
+        OSError: values are missing, or differ from those in the memory of the host that wrote them.
+        ValueError: a file does not have the layout with which it was created.
     """
     shapes, contents = stored_shapes(split, chosen_LK), _Contents()
     assigned_items = host_subset(_items(split, chosen_LK), host_index, len(hosts))
@@ -339,7 +344,7 @@ def _units(chosen_LK: np.ndarray) -> Iterator[Unit]:
 
 
 def _items(split: StateSplit, chosen_LK: np.ndarray) -> Iterator[tuple[int, _Item]]:
-    """Yields every dense array and chosen expert that is stored, with its bytes."""
+    """Yields (bytes, item) for every dense array and chosen expert that is stored."""
     for name, leaf in split.dense_shapes.items():
         if is_persisted(shape_text(leaf)):
             yield math.prod(leaf.shape) * leaf.dtype.itemsize, _Item(name, (name,))
@@ -350,9 +355,10 @@ def _items(split: StateSplit, chosen_LK: np.ndarray) -> Iterator[tuple[int, _Ite
 def _parts(
     split: StateSplit, chosen_LK: np.ndarray, name: str, place: _Place
 ) -> Iterator[tuple[str, _Place, tuple[Any, ...]]]:
-    """Yields the parts of stored arrays that a piece fills: (name, place, index into the piece's values).
+    """Yields the parts of stored arrays that a piece fills, as (name, place, index into the piece's values).
 
-    A dense array is stored as it is; an expert array is spread over one stored array ``[V, N, w]`` for each expert.
+    A dense array is stored unchanged. The values of an expert array are in the stored arrays ``[V, N, w]`` of all
+    experts.
     """
     if name not in split.expert_names:
         yield name, place, ()
@@ -390,7 +396,7 @@ def _compare(
     places: Sequence[Sequence[_Place]],
     progress: Callable[[], None],
 ) -> None:
-    """Raises OSError unless an array on the disk has exactly the values that the hosts had in memory, without gaps."""
+    """Raises OSError unless an array on the disk has the values that the hosts had in memory, without gaps."""
     flat, missing, length = array.reshape(-1), array.size, max(1, BLOCK // array.itemsize)
     for host, (filled, host_places) in enumerate(zip(hosts, places, strict=True)):
         checksum = 0
@@ -407,7 +413,7 @@ def _compare(
 
 
 def _content(arrays: Path, names: Sequence[str], files: Mapping[str, Files]) -> str:
-    """Returns the digest of the arrays' values; for a single array it is its file's digest."""
+    """Returns the digest of the arrays' values, which for a single array is the digest of its file."""
     if len(names) > 1:
         return array_digest(map_array(arrays, name) for name in names)
     return files[names[0]][f"{ARRAYS}/{data_file(arrays, names[0])}"]
@@ -415,7 +421,7 @@ def _content(arrays: Path, names: Sequence[str], files: Mapping[str, Files]) -> 
 
 @dataclass(frozen=True)
 class HostSave:
-    """A save on one of several hosts, step by step.
+    """The steps of a save on one of several hosts.
 
     The first host calls ``begin``, ``write`` and ``commit``; the others call ``wait`` and ``write``.
 
@@ -425,7 +431,7 @@ class HostSave:
         host_index: number of this host.
         num_hosts: number of hosts.
         split: division of the state.
-        chosen_LK: classes that are saved, ``[L, K]``.
+        chosen_LK: expert classes to save, ``[L, K]``.
     """
 
     directory: Path
@@ -441,13 +447,13 @@ class HostSave:
         return SaveNotes(self.directory, self.save, self.host_index)
 
     def begin(self, write: Callable[[Path, Mapping[str, np.ndarray]], None]) -> None:
-        """Makes the checkpoint's files, on the first host; may be repeated after a failure.
+        """Creates the checkpoint's files, on the first host; may be called again after a failure.
 
         Args:
             write: function that writes small arrays, see ``reserve_arrays``.
 
         Raises:
-            OSError, ValueError: the disk is too full, or the files cannot be made.
+            OSError, ValueError: the disk is too full, or the files cannot be created.
         """
         temporary = begin_save(self.directory, self.save.step, self.board.path)
         try:
@@ -458,15 +464,15 @@ class HostSave:
             raise
 
     def wait(self) -> None:
-        """Waits until the first host has made the files; raises as ``SaveNotes.read`` does."""
+        """Waits until the first host has created the files; raises the errors of ``SaveNotes.read``."""
         self.board.read(0, "begun")
 
     def write(self, pieces: Iterable[HostShard]) -> None:
         """Writes this host's pieces, waits for all hosts, and verifies this host's share of the files.
 
         Raises:
-            OSError, ValueError: the pieces cannot be written, a file is wrong, or another host has failed.
-            InvalidState: another host found its state not worth saving.
+            OSError, ValueError: the pieces cannot be written, a file is damaged, or another host has failed.
+            InvalidState: another host's state must not be saved.
         """
         filled = write_ranges(self._arrays, self.split, self.chosen_LK, pieces, self.board.sign)
         self.board.post("filled", filled.to_json())
@@ -478,10 +484,10 @@ class HostSave:
     def commit(
         self, ledger: Ledger, *, identity: Mapping[str, Any], extra: Mapping[str, Any], num_kept: int
     ) -> tuple[Manifest, list[int]]:
-        """Writes the manifest and gives the checkpoint its final name, on the first host; see ``save_checkpoint``.
+        """Writes the manifest and renames the checkpoint to its final name, on the first host; see ``save_checkpoint``.
 
         Returns:
-            The manifest, and the bytes of values that each host wrote.
+            (manifest, bytes of values that each host wrote).
         """
         contents, bytes_of_hosts = _Contents(), [filled.num_bytes for filled in self._filled]
         for host in range(self.num_hosts):
@@ -492,7 +498,7 @@ class HostSave:
         return finish_save(self.directory, step, written, self.split, self.chosen_LK, ledger, **options), bytes_of_hosts
 
     def discard(self) -> None:
-        """Removes the files of a failed save, on the first host: they would keep a full disk full."""
+        """Removes the files of a failed save, on the first host, to free disk space."""
         shutil.rmtree(temporary_path(self.directory, self.save.step), ignore_errors=True)
 
     @cached_property
@@ -505,11 +511,11 @@ class HostSave:
 
     @cached_property
     def _filled(self) -> list[_WrittenRanges]:
-        """Waits for the reports of all hosts on the ranges they wrote."""
+        """The reports of all hosts on the ranges that they wrote; the first access waits for them."""
         return [_WrittenRanges.from_json(self.board.read(host, "filled")) for host in range(self.num_hosts)]
 
     def _common(self) -> dict[str, str]:
-        """Syncs the files that belong to no array, and returns their digests."""
+        """Calls fsync on the files that do not belong to an array, and returns their digests."""
         root, array_folders = self._arrays.parent, {self._arrays / files_of(name) for name in self._shapes}
         paths = [path for path in self._arrays.rglob("*") if path.is_file() and path.parent not in array_folders]
         return {path.relative_to(root).as_posix(): synced_digest(path) for path in sorted(paths)}

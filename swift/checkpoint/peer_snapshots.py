@@ -1,7 +1,7 @@
 """Snapshots of each rank's slices in the next rank's memory: MoC-System's first checkpoint level.
 
 Legend: P stages, L MoE layers of the model, E expert classes, K classes of a layer that a snapshot copies, N ranks,
-V arrays of an expert's state of one dtype, w values of a rank's slice, C copies.
+V arrays of an expert's state that have the same dtype, w values of a rank's slice, C copies.
 """
 
 from collections.abc import Callable, Collection
@@ -21,17 +21,17 @@ from swift.mesh.live import LiveMesh
 from swift.tasks import one_thread
 
 _NUM_COPIES = 2
-"""Copies that are kept: the newest complete one and the one before. With the one being written: triple buffering."""
+"""Number of complete copies to keep: the newest and the previous one; a third may be in progress."""
 PATIENCE_S = 60.0
-"""Seconds that a reader waits for the copy being written."""
+"""Seconds that a reader waits for a copy that is being written."""
 
 
 class _Store:
-    """Keeps two copies of the dense part and every expert, the newest ones, in memory for two whole snapshots.
+    """Keeps the two newest copies of the dense part and of every expert, in memory for two whole snapshots.
 
     Attributes:
-        dense: pairs (step, dense part), the newest first.
-        step_CLE: steps of every expert's copies; -1: no copy.
+        dense: pairs (step, dense part), newest first.
+        step_CLE: steps of every expert's copies; -1 for no copy.
         contained_CLE: token updates that each copy contains.
     """
 
@@ -43,11 +43,15 @@ class _Store:
         self.step_CLE, self.contained_CLE = np.full(shape, -1), np.zeros(shape, np.int64)
 
     def put(self, step: int, snapshot: Snapshot, contained_LE: np.ndarray) -> Snapshot | None:
-        """Stores a snapshot: each expert replaces its older copy. Returns a snapshot whose memory may be reused."""
+        """Stores a snapshot, in which each expert replaces its older copy.
+
+        Returns:
+            A snapshot whose memory may be reused, or None if there is no old dense part to reuse yet.
+        """
         chosen_LK, layers_L1 = snapshot.chosen_LK, np.arange(len(snapshot.chosen_LK))[:, None]
-        # For each expert the older of its two places, or an empty one (step -1).
+        # For each expert, the older of its two places, or an empty one (step -1).
         where = (self.step_CLE.argmin(axis=0)[layers_L1, chosen_LK], layers_L1, chosen_LK)
-        self.step_CLE[where] = -1  # a half-written copy must not be found if the copy below is interrupted
+        self.step_CLE[where] = -1  # a partly written copy must not be used if the copying below is interrupted
         for dtype, block in snapshot.blocks.items():
             self._blocks[dtype][where] = block
         self.contained_CLE[where] = contained_LE[layers_L1, chosen_LK]
@@ -61,9 +65,9 @@ class _Store:
         return tuple(np.take_along_axis(array, newest_1LE, axis=0)[0] for array in (self.contained_CLE, self.step_CLE))
 
     def rank_snapshots(self, rank: int) -> list[tuple[int, Snapshot, np.ndarray]]:
-        """Returns (step, the rank's slices, token updates ``[L, E]``) for every stored step, the newest first.
+        """Returns (step, the rank's slices, token updates ``[L, E]``) for every stored step, newest first.
 
-        Layers may have different numbers of experts from one step; their chosen classes are padded with -1.
+        Layers may have different numbers of experts from the same step; their chosen classes are padded with -1.
         """
         dense, ranked = dict(self.dense), self._split.ranked_names
         snapshots = []
@@ -86,12 +90,12 @@ class _Store:
 class PeerSnapshots:
     """Takes snapshots of all the process's ranks in the background, one at a time.
 
-    Rank r + 1 keeps the snapshots of rank r, and the first rank keeps the last rank's. A snapshot counts once it is
-    complete; the one before is kept until then.
+    Rank r + 1 keeps the snapshots of rank r, and the first rank keeps those of the last rank. A snapshot is used only
+    once it is complete; the previous one is kept until then.
 
     Args:
         split: division of the state.
-        config: settings: how many experts a snapshot copies, and how they are selected.
+        config: settings that determine how many experts a snapshot copies, and how they are selected.
     """
 
     def __init__(self, split: StateSplit, config: CheckpointConfig):
@@ -114,7 +118,7 @@ class PeerSnapshots:
         return not self._store.dense and self._copying is None
 
     def begin(self, state: Any, live: LiveMesh, step: int, contained_LE: Int[np.ndarray, "L E"]) -> str | None:
-        """Starts a snapshot; waits for the one before to finish first.
+        """Starts a snapshot, after waiting for the previous one to finish.
 
         Args:
             state: see ``begin_snapshot``; may be donated after this returns.
@@ -123,13 +127,13 @@ class PeerSnapshots:
             contained_LE: token updates that the state's experts contain.
 
         Returns:
-            The error of the snapshot before or of this one; None if there was none.
+            The error of the previous snapshot or of this one, or None if there was no error.
         """
         self._settle(None)
         room, self._room = self._room, None
         try:
             finish = begin_snapshot(self._split, state, live, self._choose(contained_LE), room)
-        except RuntimeError as error:  # such as no free memory on the devices; training goes on without this snapshot
+        except RuntimeError as error:  # such as too little device memory; training continues without this snapshot
             self._trouble = str(error)
         else:
             self._copying = self._thread.submit(self._copy, finish, step, contained_LE)
@@ -137,7 +141,7 @@ class PeerSnapshots:
         return trouble
 
     def copies(self, ranks: Collection[int]) -> list[RankCopy]:
-        """Returns the copies of some ranks' slices; waits up to ``PATIENCE_S`` for a copy that is being written."""
+        """Returns the copies of the ranks' slices; waits up to ``PATIENCE_S`` for a copy that is being written."""
         self._settle(PATIENCE_S)
         num_ranks = self._split.num_ranks
         return [
@@ -161,9 +165,9 @@ class PeerSnapshots:
         return load_aware(contained_LE - saved_LE, step_LE, self._k)
 
     def _settle(self, patience_s: float | None) -> None:
-        """Waits for the snapshot that is being copied, without limit if ``patience_s`` is None; keeps its error.
+        """Waits for the snapshot that is being copied, without a limit if ``patience_s`` is None; stores its error.
 
-        A failed snapshot leaves the earlier ones as they are.
+        A failed snapshot does not affect the other complete ones.
         """
         if self._copying is None or not wait([self._copying], patience_s).done:
             return

@@ -1,4 +1,4 @@
-"""Restores a checkpoint: chooses the newest sound copies, reads them, and verifies every byte against its digest."""
+"""Restores a checkpoint: chooses the newest intact copies, verifies their bytes against digests, and reads them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,8 +39,8 @@ class RestorePlan:
 
     Attributes:
         manifest: manifest of the checkpoint whose dense part is restored.
-        sources: the copy to read for every expert, of that iteration or an older one.
-        passed_over: damaged newer checkpoints and copies, a phrase each.
+        sources: the copy to read for every expert, from that iteration or an older one.
+        passed_over: phrases that describe newer checkpoints and copies that were skipped because they are damaged.
     """
 
     manifest: Manifest
@@ -54,7 +54,7 @@ class RestorePlan:
 
     @cached_property
     def tally(self) -> TokenUpdateCounter:
-        """Token updates after this restore, with the ones that it loses."""
+        """Counter of token updates after this restore, including the updates that it loses."""
         before = self.manifest.ledger.tally
         contained_LE = np.zeros_like(before.contained_LE)
         for unit, copy in self.sources.items():
@@ -66,8 +66,8 @@ class RestorePlan:
 
         Args:
             first_k: K in the settings.
-            plt_budget: see ``dynamic_k``. K stays if nothing was lost, as after a planned stop. None: K is ``first_k``,
-                whatever it was before.
+            plt_budget: see ``dynamic_k``. K does not change if nothing was lost, such as after a planned stop. If it is
+                None, K is ``first_k``, regardless of its value before.
         """
         before = self.manifest.ledger
         copies = {  # a newer copy than the source is damaged
@@ -87,17 +87,17 @@ def plan_restore(
     step: int | None = None,
     checker: Verifier | None = None,
 ) -> RestorePlan:
-    """Finds the newest iteration that can be restored, and the newest sound copy of every expert up to it.
+    """Finds the newest iteration that can be restored, and the newest intact copy of every expert up to it.
 
     Args:
         directory: directory of all checkpoints of a run.
-        identity: settings that the run must share with the checkpoint; None: not checked.
-        step: iteration to restore; None: the newest sound one.
-        checker: verifier to reuse, with the files it has already checked; None: a new one.
+        identity: settings that the run must share with the checkpoint; None to skip the check.
+        step: iteration to restore; None for the newest that can be restored.
+        checker: verifier to reuse, with the files that it has already checked; None for a new one.
 
     Raises:
-        SettingError: there is no checkpoint, none can be restored, or it is of another model; the message says what is
-            missing or damaged.
+        SettingError: there is no checkpoint, none can be restored, or it belongs to another model; the message says
+            what is missing or damaged.
     """
     steps = committed_steps(directory) if step is None else [step]
     if not steps:
@@ -124,18 +124,18 @@ def plan_restore(
 
 
 def load_plan(directory: Path, plan: RestorePlan, split: StateSplit) -> Any:
-    """Reads the whole state that a plan restores.
+    """Reads the whole state that a plan restores, and verifies the values.
 
     Args:
         directory: directory of all checkpoints of the run.
-        plan: plan for this directory; the files must not have changed since.
+        plan: plan for this directory.
         split: division of the state.
 
     Returns:
         The state on the host.
 
     Raises:
-        SettingError: the arrays are of another model, or have changed since the plan was made.
+        SettingError: the arrays belong to another model, or have changed since the plan was made.
     """
     _check_shapes(directory, plan.manifest, split)
     blocks = _read_experts(directory, plan, split)
@@ -147,15 +147,16 @@ def load_share(directory: Path, plan: RestorePlan, split: StateSplit, share: Sha
 
     Args:
         directory: directory of all checkpoints of the run.
-        plan: plan for this directory; some host must have just verified its files, since partial reads do not.
+        plan: plan for this directory; its files must have just been verified on some host, since partial reads are not
+            verified.
         split: division of the state.
         share: expert ranks whose state this host holds, by stage.
 
     Returns:
-        The state on the host, in its full shape; zeros outside ``share``.
+        The state on the host, in its full shape, with zeros outside ``share``.
 
     Raises:
-        SettingError: the arrays are of another model, or have changed since the plan was made.
+        SettingError: the arrays belong to another model, or have changed since the plan was made.
     """
     _check_shapes(directory, plan.manifest, split)
     arrays = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in split.shapes.items()}
@@ -177,7 +178,7 @@ def load_share(directory: Path, plan: RestorePlan, split: StateSplit, share: Sha
 
 
 def record_restore(directory: Path, manifest: Manifest, ledger: Ledger) -> None:
-    """Stores the ledger after a restore in the manifest, so that a second fault does not count the same loss again."""
+    """Stores the ledger after a restore in the manifest, so that another fault does not count the same loss again."""
     write_manifest(checkpoint_path(directory, manifest.step), replace(manifest, ledger=ledger))
 
 
@@ -205,7 +206,7 @@ def _check_dense(manifest: Manifest, checker: Verifier) -> None:
 
 
 def _choose_sources(manifest: Manifest, checker: Verifier) -> tuple[dict[Unit, Copy], list[str]]:
-    """Returns the newest sound copy of every expert, and the damage to newer copies."""
+    """Returns (newest intact copy of every expert, descriptions of damaged newer copies)."""
     sources, damaged = dict[Unit, Copy](), list[str]()
     for (layer, class_), copies in manifest.ledger.copies.items():
         name = f"expert {class_} of layer {layer}"
@@ -222,7 +223,7 @@ def _choose_sources(manifest: Manifest, checker: Verifier) -> tuple[dict[Unit, C
 
 
 def _read_experts(directory: Path, plan: RestorePlan, split: StateSplit) -> dict[str, np.ndarray]:
-    """Reads and verifies the blocks of all experts, step by step."""
+    """Reads and verifies the blocks of all experts, one checkpoint at a time."""
     blocks = split.new_blocks(split.num_classes)
     for step in sorted({copy.step for copy in plan.sources.values()}):
         path = checkpoint_path(directory, step)
@@ -248,7 +249,7 @@ def _read_dense(directory: Path, plan: RestorePlan, split: StateSplit) -> dict[s
 
 
 def _check_read(path: Path, name: str, arrays: list[np.ndarray], content: str) -> None:
-    """Raises SettingError if the arrays read differ from the saved ones, although their files were just verified."""
+    """Raises SettingError if the arrays as read differ from the saved ones, although their files were verified."""
     if array_digest(arrays) != content:
         allowed = f"the values of {name} are not those that were saved, though its files are: try again"
         raise SettingError(_SETTING, str(path), allowed)

@@ -1,12 +1,12 @@
-"""Rebuilds the slices of lost expert ranks from the best copies that are left.
+"""Rebuilds the slices of lost expert ranks from the best remaining copies.
 
 ``recover_ranks`` tries these sources in order: a snapshot of the current iteration in another rank's memory (exact);
-for weights, a replica in a slot of a live rank (of this iteration, but rounded if the compute dtype is narrower); the
-newest snapshot; storage. A rank that is lost in one stage still has its slices of the other stages. The source of
-every slice is reported in lines for the terminal and in fields of events.
+for weights, a replica in a slot of a live rank (of this iteration, but rounded if the compute dtype is narrower); and
+the newer of the newest snapshot and the newest stored copy. A rank that is lost in one stage still has its slices of
+the other stages. The source of every slice is reported in lines for the terminal and in fields of events.
 
-Legend: P stages, N ranks, S slots of a rank, w values of a rank's slice, W values of a slot: N * w where slots have
-whole experts.
+Legend: P stages, N ranks, S slots of a rank, w values of a rank's slice, W values of a slot, which is N * w if slots
+hold whole experts.
 """
 
 from collections import defaultdict
@@ -34,7 +34,7 @@ class _CopySource(NamedTuple):
     Attributes:
         kind: a snapshot of the rank, a replica of the expert in a slot, or a checkpoint in storage.
         step: iterations done when the copy was made.
-        holder: rank in whose memory the copy was; -1 for storage.
+        holder: rank in whose memory the copy is; -1 for storage.
     """
 
     kind: Literal["snapshot", "replica", "storage"]
@@ -42,16 +42,16 @@ class _CopySource(NamedTuple):
     holder: int = -1
 
     def named(self, names: Sequence[int]) -> "_CopySource":
-        """Replaces the holder's rank number by its name."""
+        """Replaces the holder's rank number with its name."""
         return self if self.holder < 0 else self._replace(holder=names[self.holder])
 
 
 class _RankSource(NamedTuple):
-    """The origins of a lost rank's slices, either of one expert or the dense part.
+    """The origins of a lost rank's slices of either one expert or the dense part.
 
     Attributes:
         stage, rank: the lost rank.
-        unit: the expert; None: the dense part.
+        unit: the expert; None for the dense part.
         weights: origin of the master weights.
         moments: origin of the optimizer's moments; None if the optimizer has no moments.
     """
@@ -63,7 +63,7 @@ class _RankSource(NamedTuple):
     moments: _CopySource | None
 
     def named(self, names: Sequence[int]) -> "_RankSource":
-        """Replaces rank numbers by names."""
+        """Replaces rank numbers with names."""
         moments = self.moments and self.moments.named(names)
         return _RankSource(self.stage, names[self.rank], self.unit, self.weights.named(names), moments)
 
@@ -74,10 +74,10 @@ class RankCopy:
 
     Attributes:
         rank: rank whose slices these are, in all stages.
-        holder: rank that keeps them, stage by stage; if it is lost in a stage, so are the copies of that stage.
+        holder: rank that holds them in each stage; if it is lost in a stage, so are that stage's copies.
         step: iterations done when the snapshot was taken.
-        snapshot: snapshot of a single rank (N = 1): the ranked dense arrays, or no dense arrays, and chosen experts.
-        contained_LE: token updates that the experts contained.
+        snapshot: snapshot of a single rank (N = 1) with the ranked dense arrays, or none, and the chosen experts.
+        contained_LE: token updates that the experts' state contained.
     """
 
     rank: int
@@ -88,13 +88,13 @@ class RankCopy:
 
 
 class Recovered(NamedTuple):
-    """A state whose slices are all recovered.
+    """A state in which the slices of lost ranks are recovered.
 
     Attributes:
-        state: state of the old shape, on the host.
-        ledger: ledger that counts the lost token updates.
-        lines: the source of every slice, for the terminal.
-        facts: the sources as fields of an event in ``events.jsonl``.
+        state: state on the host, with the ranks before the loss.
+        ledger: ledger that includes the lost token updates.
+        lines: description of the source of every slice, as lines for the terminal.
+        facts: the sources and losses, as fields of an event in ``events.jsonl``.
     """
 
     state: Any
@@ -119,18 +119,19 @@ def recover_ranks(
 
     Args:
         state: state on the host, without slots, of all ranks before the loss; the slices of lost ranks are not read.
-        slots: slots of the same ranks by group, ``[P, layer, N, S, W]``, in the state's placement; None: no slots.
+        slots: slots of the same ranks by group, ``[P, layer, N, S, W]``, in the state's placement; None for no slots.
         split: division of the state.
-        lost: pairs (stage, rank) whose memory is gone.
+        lost: pairs (stage, rank) whose memory is lost.
         copies: snapshots; copies that lost ranks held, or that are newer than the state, are ignored.
         step: iterations done.
         ledger: ledger as of this iteration.
-        stored: function that reads the newest sound checkpoint, in the shape of the state, with its plan; returns None
-            if there is no checkpoint. It is called at most once, and only if a slice is missing from memory.
-        names: names of the ranks if they differ from the numbers, as in a run that has lost ranks before.
+        stored: function that reads the newest intact checkpoint, in the shape of the state, with its plan; returns None
+            if there is no checkpoint. It is called at most once, and only if a slice has no copy in memory or a newer
+            copy in storage.
+        names: names of the ranks if they differ from their numbers, as in a run that has lost ranks before.
 
     Raises:
-        RunError: a slice is neither in memory nor in storage.
+        RunError: a slice has a copy neither in memory nor in storage.
     """
     arrays = {name: np.array(leaf) for name, leaf in by_name(state).items()}
     newest_first = sorted((copy for copy in copies if copy.step <= step), key=lambda copy: -copy.step)
@@ -166,7 +167,7 @@ def recover_ranks(
 
 
 class _LostSlices(NamedTuple):
-    """Slices that are recovered together: a rank's part of one expert, or its dense part in a stage (``unit`` None)."""
+    """Slices that are recovered together: a rank's part of one expert, or of a stage's dense part (``unit`` None)."""
 
     stage: int
     rank: int
@@ -175,7 +176,13 @@ class _LostSlices(NamedTuple):
 
 @dataclass(frozen=True)
 class _SliceSource:
-    """A copy of lost slices: its origin, a reader that takes an array's name, and its token updates (None: all)."""
+    """A copy of lost slices.
+
+    Attributes:
+        origin: origin of the copy.
+        read: function that returns the copy's values of an array, by name.
+        contained: token updates that the copy contains; None if it contains all of them.
+    """
 
     origin: _CopySource
     read: Callable[[str], np.ndarray]
@@ -184,7 +191,7 @@ class _SliceSource:
 
 @dataclass(frozen=True, kw_only=True)
 class _SliceSearch:
-    """Searches the copies for lost slices; see ``recover_ranks``."""
+    """Searches for the best copies of lost slices; see ``recover_ranks`` for the attributes."""
 
     split: StateSplit
     placement_PLNS: np.ndarray
@@ -197,7 +204,7 @@ class _SliceSearch:
     ledger: Ledger
 
     def find(self, lost_slices: _LostSlices) -> tuple[_SliceSource, _SliceSource]:
-        """Returns the best copies of lost slices, for (the weights, the moments)."""
+        """Returns the best copies of lost slices, as (source of the weights, source of the moments)."""
         newest = self._newest(lost_slices)
         # A copy of the current iteration is exact, while a replica's weights may be rounded.
         if newest is not None and newest.origin.step == self.step:
@@ -207,7 +214,7 @@ class _SliceSearch:
         return weights, newest or (self._in_storage(lost_slices) if moment_names else weights)
 
     def _newest(self, lost_slices: _LostSlices) -> _SliceSource | None:
-        """Returns the newest snapshot of lost slices, or a newer checkpoint's copy; None if there is no snapshot."""
+        """Returns the newest snapshot of lost slices, or a checkpoint's copy if newer; None if there is no snapshot."""
         snapshot = next(filter(None, (self._in_snapshot(lost_slices, copy) for copy in self.copies)), None)
         if snapshot is None or snapshot.origin.step >= self._saved_step(lost_slices):
             return snapshot
@@ -216,7 +223,7 @@ class _SliceSearch:
         return snapshot
 
     def _saved_step(self, lost_slices: _LostSlices) -> int:
-        """Returns the step of the newest checkpoint that has these slices; -1 if there is none."""
+        """Returns the step of the newest checkpoint that contains these slices, or -1 if there is none."""
         if lost_slices.unit is None:
             return max(self.ledger.common, default=-1)
         return next((copy.step for copy in self.ledger.copies.get(lost_slices.unit, ())), -1)
@@ -245,7 +252,7 @@ class _SliceSearch:
         return self.slots["expert"].shape[-1] >= self.split.num_ranks * width
 
     def _in_slots(self, lost_slices: _LostSlices) -> _SliceSource | None:
-        """Returns the weights in a slot of a live rank in the same stage; every rank has the dense weights."""
+        """Returns the weights in a slot of a live rank of the same stage, or None; every rank has the dense weights."""
         stage, rank, unit = lost_slices
         living = [other for other in range(self.split.num_ranks) if (stage, other) not in self.lost]
         if not self.slots or not living:
@@ -294,7 +301,10 @@ def _lost_slices(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterat
 
 
 def _slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[str]]:
-    """Names the arrays that ranks hold slices of: (master weights, moments); without ``unit``, the dense part's."""
+    """Returns the names of the arrays that ranks hold slices of, as (master weights, moments).
+
+    They are the arrays of an expert, or those of the dense part if ``unit`` is None.
+    """
     among = split.expert_names if unit is not None else [n for n in split.dense_shapes if n in split.ranked_names]
     masters = [name for name in among if name.startswith(_MASTER)]
     return masters, [name for name in among if name not in masters]
@@ -308,7 +318,7 @@ def _slice_of(split: StateSplit, array: np.ndarray, lost_slices: _LostSlices) ->
 
 
 def _fill(search: _SliceSearch, arrays: Mapping[str, np.ndarray], lost_slices: _LostSlices) -> tuple[_RankSource, int]:
-    """Fills in lost slices from their best copies; returns the origins, and how many token updates are lost."""
+    """Fills in lost slices from their best copies; returns (origins of the copies, number of lost token updates)."""
     weights, moments = search.find(lost_slices)
     weight_names, moment_names = _slice_names(search.split, lost_slices.unit)
     for slice_source, names in ((weights, weight_names), (moments, moment_names)):
@@ -322,7 +332,7 @@ def _fill(search: _SliceSearch, arrays: Mapping[str, np.ndarray], lost_slices: _
 
 
 def _skipped_copies(stored: Any) -> tuple[str, ...]:
-    """Returns the damage found in storage, if the checkpoint was read at all."""
+    """Returns the damage found in storage; empty if the checkpoint was not read."""
     restored = stored() if stored.cache_info().currsize else None
     return () if restored is None else restored[1].passed_over
 
@@ -385,7 +395,7 @@ def _rank_facts(sources: Sequence[_RankSource]) -> list[dict[str, Any]]:
 
 
 def _by_origin(sources: Iterable[_RankSource]) -> list[list[_RankSource]]:
-    """Groups the sources that share a line: same origin, where replicas on different ranks count as the same."""
+    """Groups the sources that share a line, which have the same origin; the ranks of replicas may differ."""
     groups = defaultdict(list)
     for source in sources:
         weights = source.weights
@@ -412,7 +422,7 @@ def _origin_text(origins: Collection[_CopySource], step: int) -> str:
 
 
 def _content_text(sources: Sequence[_RankSource], split: StateSplit) -> str:
-    """Describes the recovered slices, such as ``dense and experts 0-7``; names layers only if not all have them."""
+    """Describes the recovered slices, such as ``dense and experts 0-7``; names layers only if they are not all."""
     classes_by_layer = defaultdict(list)
     for source in sources:
         if source.unit is not None:

@@ -1,4 +1,4 @@
-"""Asynchronous copies of a state from the devices to the host, while training goes on."""
+"""Asynchronous copies of a state from the devices to the host, while training continues."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -25,13 +25,13 @@ def begin_snapshot(
     chosen_LK: Int[np.ndarray, "layers K"],
     room: Snapshot | None = None,
 ) -> Callable[[], Snapshot]:
-    """Starts the device-to-host copy of a checkpoint whose devices all belong to this process.
+    """Starts the device-to-host copy of a state whose devices all belong to this process.
 
     Args:
         split: division of a state with one row for each stage.
         state: see ``begin_pieces``.
-        live: the mesh.
-        chosen_LK: the chosen classes of every MoE layer of the model, ``[layers, K]``.
+        live: mesh of the state.
+        chosen_LK: expert classes to copy for every MoE layer of the model, ``[layers, K]``.
         room: older snapshot to overwrite, see ``assemble_snapshot``.
 
     Returns:
@@ -44,21 +44,22 @@ def begin_snapshot(
 def begin_pieces(
     split: StateSplit, state: Any, live: LiveMesh, chosen_LK: Int[np.ndarray, "layers K"]
 ) -> Callable[[], list[HostShard]]:
-    """Starts the copy of a checkpoint: first on the devices, then to the host.
+    """Starts copying a state, first on the devices and then to the host.
 
-    Training does not wait: the devices queue the copy behind the ops already dispatched. The copy takes up device
-    memory until it is on the host.
+    Training does not wait: the devices queue the copy behind the operations already dispatched. The copy takes up
+    device memory until it is on the host.
 
     Args:
         split: division of a state with one row for each stage.
         state: arrays ``[worker, ...]`` on ``live``; arrays that are not in the split are ignored. May be donated after
             this returns.
-        live: the mesh. If it spans several processes, every process has to call this function.
-        chosen_LK: the chosen classes of every MoE layer of the model, ``[layers, K]``.
+        live: mesh of the state. If it spans several processes, every process has to call this function.
+        chosen_LK: expert classes to copy for every MoE layer of the model, ``[layers, K]``.
 
     Returns:
         A function that waits for the copy and returns this process's pieces; any thread may call it. The pieces of all
-        processes cover the state without overlap: processes that hold the same stage each contribute an equal part.
+        processes cover the state without overlap; processes that hold the same stage contribute equal parts of its
+        RANKED arrays.
     """
     givers = _givers(live)
     rows = [row for stage_rows in givers for row in stage_rows]
@@ -79,14 +80,14 @@ def begin_pieces(
 
 
 def _givers(live: LiveMesh) -> list[list[int]]:
-    """Chooses the mesh rows that copy each stage: one row in each process that holds it.
+    """Chooses the mesh rows that copy each stage: one row in each process that holds the stage.
 
-    Every stage gets the same number of rows, since one program runs on all of them. A worker whose ranks are on several
-    processes counts once, for all these processes together.
+    Every stage gets the same number of rows, since one program runs on all of them. A worker whose ranks are in several
+    processes is counted once, for all these processes together.
     """
     if live.virtual:
         return [[row] for row in live.first_rows]
-    # The processes of each mesh row; then, for each stage, the first row on every set of processes.
+    # The processes of each mesh row, and for each stage, the first row of every set of processes.
     homes = [frozenset(device.process_index for device in devices) for devices in live.mesh.devices]
     firsts = [list({homes[row]: row for row in reversed(peers)}.values())[::-1] for peers in live.peers]
     return [stage_rows[: min(map(len, firsts))] for stage_rows in firsts]
@@ -100,11 +101,12 @@ def assemble_snapshot(
     Args:
         split: division of a state with one row for each stage.
         pieces: pieces that cover the state.
-        chosen_LK: the chosen classes of every MoE layer of the model, ``[layers, K]``.
-        room: an older snapshot, overwritten if it has the same size: allocating memory takes longer than the copy.
+        chosen_LK: expert classes that were copied for every MoE layer of the model, ``[layers, K]``.
+        room: an older snapshot, which is overwritten if it has the same size, as allocating memory takes longer than
+            copying.
 
     Raises:
-        OSError: the pieces do not add up to the whole state.
+        OSError: the pieces do not cover the whole state.
     """
     missing = {name: math.prod(shape.shape) for name, shape in split.shapes.items()}
     for name in split.expert_names:
@@ -137,7 +139,7 @@ def _fetch(copies: dict[str, jax.Array], split: StateSplit, num_givers: int) -> 
 
 
 def _state_part(piece: HostShard, split: StateSplit, num_givers: int) -> HostShard | None:
-    """Moves a mesh row's piece to its place in the state; None if the stage's other rows contribute all of it."""
+    """Converts a mesh row's piece to a piece of the state; returns None if the stage's other rows contribute it."""
     row, *rest = piece.place
     stage, giver = divmod(row.start, num_givers)
     place = slice(stage, stage + 1), *rest
@@ -156,14 +158,14 @@ def _state_part(piece: HostShard, split: StateSplit, num_givers: int) -> HostSha
 def _copier(
     stages: LiveMesh, num_givers: int, ranked: tuple[str, ...], dense: tuple[str, ...], experts: tuple[str, ...]
 ) -> Callable[..., dict[str, jax.Array]]:
-    """Returns a jitted function that copies arrays by name, and of experts ``[P, L, N, E, w]`` only ``[P, L, K]``.
+    """Returns a jitted function that copies arrays by name; of expert arrays, only the K chosen classes are copied.
 
     If several rows copy a stage, each copies its part of the last dimension of RANKED arrays.
     """
 
     def part(array: jax.Array) -> jax.Array:
         if num_givers == 1:
-            return jnp.copy(array)  # jit would return an unchanged input itself, which the caller may donate
+            return jnp.copy(array)  # without a copy, jit would return the input, which the caller may donate
         size = -(-array.shape[-1] // num_givers)
         start = stages.row_index() % num_givers * size
         return lax.dynamic_slice_in_dim(array, start, size, axis=-1)  # clamps: the last slice shifts back to fit

@@ -1,7 +1,7 @@
 """Division of a training state into a dense part and experts, which are saved and restored one by one.
 
 An expert's state is its master weights and moments: its entry in every array of the group ``expert``. In the layout
-``coupled`` the optimizer's state belongs to slots rather than experts, so the dense part is everything.
+``coupled``, the optimizer's state belongs to slots rather than experts, so everything is in the dense part.
 
 Legend: P stages, L MoE layers of a stage, N ranks, E expert classes, K chosen classes of a layer, w values of a rank's
 slice, V arrays of an expert's state that have the same dtype.
@@ -33,7 +33,7 @@ def by_name(tree: Any) -> dict[str, Any]:
 
 
 def shape_text(leaf: Any) -> str:
-    """Formats dtype and shape, such as ``float32[4, 8]``; manifests store shapes in this form."""
+    """Formats an array's dtype and shape, such as ``float32[4, 8]``; manifests store shapes in this format."""
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
@@ -44,7 +44,7 @@ class Snapshot:
     Attributes:
         dense: arrays of the dense part by name, ``[P, ...]``.
         blocks: state of the chosen experts by dtype, ``[layers, K, V, N, w]``, in the order of the model's MoE layers.
-        chosen_LK: the chosen expert classes of every MoE layer, ``[layers, K]``.
+        chosen_LK: expert classes chosen in every MoE layer, ``[layers, K]``.
     """
 
     dense: dict[str, np.ndarray]
@@ -60,15 +60,15 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class StateSplit:
-    """The division of a state's arrays into dense ones and ones that are split by expert, and their layout.
+    """The division of a state's arrays into dense arrays and arrays that are split by expert, and their layout.
 
     Attributes:
         abstract: the state as a tree of shapes and dtypes: RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
         specs: RANKED or SHARED for each array, or a prefix tree of these.
-        has_classes: whether expert arrays have a class dimension: ``[P, L, N, E, w]``. Without it nothing is saved by
+        has_classes: whether expert arrays have a class dimension: ``[P, L, N, E, w]``. Without it, nothing is saved by
             expert.
         layers_P: number of MoE layers in each stage, at most L. They come first in the stage's stacks; the rest is zero
-            padding. None: every stage has L.
+            padding. None if every stage has L layers.
     """
 
     abstract: Any
@@ -83,7 +83,7 @@ class StateSplit:
 
     @cached_property
     def expert_names(self) -> tuple[str, ...]:
-        """Names of the arrays that are divided by expert."""
+        """Names of the arrays that are split by expert."""
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(self.abstract)[0]]
         return tuple(name for name, path in zip(self.shapes, paths, strict=True) if self.has_classes and _GROUP in path)
 
@@ -94,13 +94,13 @@ class StateSplit:
 
     @cached_property
     def ranked_names(self) -> frozenset[str]:
-        """Names of the arrays that are sliced over the expert ranks."""
+        """Names of the arrays that are sharded over the expert ranks."""
         is_ranked = by_name(map_specs(lambda spec, _: spec == RANKED, self.specs, self.abstract))
         return frozenset(name for name, ranked in is_ranked.items() if ranked)
 
     @cached_property
     def names_of_type(self) -> dict[str, list[str]]:
-        """Names of the expert arrays by dtype, V each."""
+        """Names of the expert arrays by dtype, with V names for each."""
         types = {str(self.shapes[name].dtype) for name in self.expert_names}
         return {
             dtype: [name for name in self.expert_names if self.shapes[name].dtype == dtype] for dtype in sorted(types)
@@ -134,7 +134,7 @@ class StateSplit:
         return sum(map(len, self.layers_of_stages))
 
     def location(self, layer: int) -> tuple[int, int]:
-        """Returns (stage, index in its stack) for a MoE layer of the model."""
+        """Returns (stage, index in the stage's stack) for a MoE layer of the model."""
         return next((p, layer - layers[0]) for p, layers in enumerate(self.layers_of_stages) if layer in layers)
 
     @property
@@ -189,7 +189,7 @@ class StateSplit:
             view[layers.start : layers.stop][(slice(None), *rest)] = array[: len(layers)]
 
     def host_snapshot(self, state: Any, chosen_LK: Int[np.ndarray, "layers K"]) -> Snapshot:
-        """Makes a snapshot of a state that is on the host; the dense part is shared, not copied."""
+        """Creates a snapshot of a state that is on the host; the dense part is shared, not copied."""
         arrays, blocks = by_name(state), self.new_blocks(chosen_LK.shape[-1])
         index = self.by_stage(chosen_LK)[:, :, None, :, None]
         for name in self.expert_names:
@@ -197,7 +197,7 @@ class StateSplit:
         return Snapshot({name: arrays[name] for name in self.dense_shapes}, blocks, chosen_LK)
 
     def join(self, dense: Mapping[str, np.ndarray], blocks: Mapping[str, np.ndarray]) -> Any:
-        """Reassembles the state from its dense part and all experts' blocks, in order of class."""
+        """Reassembles the state from its dense part and the blocks of all experts, which are in order of class."""
         experts = {name: self._expert_array(blocks, name) for name in self.expert_names}
         arrays = [experts[name] if name in experts else dense[name] for name in self.shapes]
         return jax.tree.unflatten(jax.tree.structure(self.abstract), arrays)
@@ -213,7 +213,7 @@ class StateSplit:
     def bytes_per_rank(self, k: int) -> list[list[int]]:
         """Computes the bytes of a checkpoint with K experts in each layer, by stage and rank, ``[P][N]``.
 
-        Arrays that all ranks share count for rank 0.
+        Arrays that all ranks share are attributed to rank 0.
         """
         num_bytes = {name: math.prod(leaf.shape) * leaf.dtype.itemsize for name, leaf in self.dense_shapes.items()}
         total = sum(size for name, size in num_bytes.items() if name in self.ranked_names)

@@ -1,6 +1,6 @@
 """Saves a checkpoint: writes the arrays, reads them back, writes the manifest, and renames the directory.
 
-The rename makes the checkpoint count; a save that is interrupted before it leaves the earlier checkpoints as they were.
+The rename commits the checkpoint. A save that is interrupted before it leaves the earlier checkpoints unchanged.
 """
 
 import errno
@@ -41,8 +41,8 @@ class WrittenArrays(NamedTuple):
 
     Attributes:
         files: digests of each stored array's files, by array name.
-        common: digests of the files that all arrays need.
-        dense: digests of each dense array's values, by name; empty arrays are not stored and have none.
+        common: digests of the files that every read needs.
+        dense: digests of each dense array's values, by name; empty arrays are not stored and have no digest.
         units: digests of each expert's values.
     """
 
@@ -70,9 +70,9 @@ def save_checkpoint(
         step: iterations done.
         snapshot: snapshot of the state.
         split: division of the state.
-        ledger: ledger as of the snapshot; its copies are older and still on the disk.
-        identity: settings by name that a run must share to read the checkpoint; JSON.
-        extra: other state, such as the loader's; JSON.
+        ledger: ledger as of the snapshot; its copies must be older than ``step`` and still on the disk.
+        identity: settings by name that a run must share to read the checkpoint, JSON-serializable.
+        extra: other state, such as the loader's, JSON-serializable.
         num_kept: number of checkpoints to keep.
 
     Returns:
@@ -83,7 +83,7 @@ def save_checkpoint(
     """
     temporary = begin_save(directory, step)
     try:
-        # Taken before anything is written, so that they are digests of the values in memory.
+        # Computed before anything is written, so that they are digests of the values in memory.
         arrays = _named_arrays(snapshot)
         contents = {name: array_digest([array]) for name, array in arrays.items()}
         units = {unit: _unit_content(unit, unit_arrays, contents) for unit, unit_arrays in snapshot.experts()}
@@ -94,7 +94,7 @@ def save_checkpoint(
         options: dict[str, Any] = {"identity": identity, "extra": extra, "num_kept": num_kept}
         return finish_save(directory, step, written, split, snapshot.chosen_LK, ledger, **options)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # it would keep a full disk full
+        shutil.rmtree(temporary, ignore_errors=True)  # frees the space on a full disk
         raise
 
 
@@ -115,11 +115,11 @@ def finish_save(
     See ``save_checkpoint`` for the other arguments.
 
     Args:
-        written: digests of the arrays, which are on the disk and verified.
-        chosen_LK: classes that are saved, ``[L, K]``.
+        written: digests of the arrays, which have been written and verified.
+        chosen_LK: expert classes that were saved, ``[L, K]``.
 
     Raises:
-        OSError: the manifest could not be written, or the directory not renamed.
+        OSError: the manifest could not be written, or the directory could not be renamed.
     """
     assert all(copies[0].step < step for copies in ledger.copies.values()), "a copy would be replaced by its own step"
     temporary = temporary_path(directory, step)
@@ -142,7 +142,7 @@ def finish_save(
 
 
 def _remove_older(directory: Path, step: int, num_kept: int) -> None:
-    """Removes what a new checkpoint replaces. Files that cannot be removed now are removed after the next save."""
+    """Removes checkpoints that are no longer needed; files that cannot be removed are retried after the next save."""
     with suppress(OSError):
         delete_old_checkpoints(directory, num_kept)
         remove_archived(directory, step)
@@ -153,12 +153,12 @@ def check_written(
 ) -> None:
     """Raises OSError if an array on the disk differs from the one in memory.
 
-    Callers check this before they remove an older checkpoint.
+    Call this before removing an older checkpoint.
 
     Args:
         path: directory of the checkpoint.
         arrays: arrays in memory, by name.
-        contents: digests of the arrays' values, taken before they were written.
+        contents: digests of the arrays' values, computed before they were written.
         files_by_array: digests of the arrays' files, read back from the disk.
     """
     for name, array in arrays.items():
@@ -168,14 +168,14 @@ def check_written(
 
 
 def _unit_content(unit: Unit, unit_arrays: Mapping[str, np.ndarray], contents: Mapping[str, str]) -> str:
-    """Returns the digest of an expert's values, which is already known if they have a single dtype."""
+    """Returns the digest of an expert's values, which is already known if all have the same dtype."""
     if len(unit_arrays) == 1:
         return contents[unit_array(unit, *unit_arrays)]
     return array_digest(unit_arrays.values())
 
 
 def _named_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
-    """Returns all arrays by name but empty ones, such as the placement of a model without experts."""
+    """Returns all arrays by name, except empty ones such as the placement of a model without experts."""
     arrays = {name: array for name, array in snapshot.dense.items() if array.size}
     for unit, unit_arrays in snapshot.experts():
         arrays |= {unit_array(unit, dtype): array for dtype, array in unit_arrays.items()}
@@ -183,7 +183,7 @@ def _named_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 
 def _by_array(files: Files, arrays: Collection[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Divides files into (the files of each array, the files that all arrays need)."""
+    """Divides files into (files of each array, other files, which every read needs)."""
     files_by_array: dict[str, dict[str, str]] = {name: {} for name in arrays}
     common: dict[str, str] = {}
     names = {f"{ARRAYS}/{files_of(name)}": name for name in arrays}
@@ -211,6 +211,6 @@ def _copies(step: int, split: StateSplit, ledger: Ledger, written: WrittenArrays
 
 
 def _sync_directories(path: Path) -> None:
-    """Syncs all directories: without this, a power failure may lose the names of files whose content is on the disk."""
+    """Calls fsync on all directories, so that the names of written files survive a power failure."""
     for directory in (path, *(below for below in path.rglob("*") if below.is_dir())):
         sync_directory(directory)

@@ -1,7 +1,8 @@
-"""Charts of runs over their steps, built from Matplotlib's objects without pyplot, so without global state.
+"""Charts of runs over their steps, built from Matplotlib's objects without pyplot and its global state.
 
-From simple to composed: figures, legends and bars in one style; metrics as arrays, smoothed and thinned for drawing;
-curves of several runs; a run's expert layers, with dropped tokens and heat maps of popularity and replicas.
+From simple to composite, the module provides figures, legends and bars in a common style; metrics as arrays, smoothed
+and thinned for drawing; curves of several runs; and a run's MoE layers, with dropped tokens and heat maps of popularity
+and replicas.
 
 Shape suffixes: T steps, N runs, B bins of steps, R rows read at a time, K kinds of counts, L MoE layers, E experts.
 """
@@ -27,13 +28,13 @@ from swift.runlog.reading import Run, ratio
 FONT_SIZE = 10.5
 _MAX_LABEL = 40
 _MAX_ENTRIES = 12
-"""Largest number of entries in a legend; if there are more, the last one says how many are left out."""
+"""Maximum number of entries in a legend; if there are more, the last entry gives the number of omitted ones."""
 _LETTERS_PER_INCH = 12
 _ROW_INCHES, _ROWS_WITHIN = 0.22, 3
-"""Height of a legend row, and the number of rows that figures have room for; more rows make the figure higher."""
+"""Height of a legend row in inches, and the number of rows for which figures have room; more rows add height."""
 
 _NUM_POINTS = 1000
-"""Largest number of points in a line."""
+"""Maximum number of points in a line."""
 _MANY_LINES = 20
 """Number of lines in a picture beyond which each gets fewer points, to bound the size of the file."""
 
@@ -48,8 +49,8 @@ def new_figure(
     Args:
         height: height of the figure in inches.
         num_rows: number of axes.
-        shares_x: whether all axes share one x axis.
-        width: width of the figure in inches; a phone shows about five inches legibly.
+        shares_x: whether all axes share an x axis.
+        width: width of the figure in inches; about five inches are legible on a phone.
         heights: relative heights of the axes; equal if empty.
     """
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=GROUND)
@@ -68,12 +69,18 @@ def new_figure(
 
 
 def put_title(axes: Axes, text: str) -> None:
-    """Puts a left-aligned title above axes."""
+    """Puts a left-aligned title above the axes."""
     axes.set_title(text, fontsize=FONT_SIZE, color=INK, loc="left")
 
 
 def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]], styles: Sequence[Any] = ()) -> None:
-    """Puts a legend above the axes, where it hides nothing. Names are shown literally, never parsed as mathematics."""
+    """Puts a legend above the axes, where it does not cover anything. Labels are shown literally, not parsed as math.
+
+    Args:
+        figure: figure to add the legend to.
+        entries: (label, color) of each entry.
+        styles: line style of each entry; solid if empty.
+    """
     if len(entries) > _MAX_ENTRIES:
         shown = _MAX_ENTRIES - 1
         entries = [*entries[:shown], (f"and {len(entries) - shown:,} more", "none")]
@@ -95,18 +102,18 @@ def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]], styles: Seque
 
 
 def _drawable(label: str) -> str:
-    """Replaces characters that the font lacks, and shortens a label to fit a legend."""
+    """Replaces characters that are missing in the font, and shortens a label to fit a legend."""
     glyphs = get_font(findfont("DejaVu Sans")).get_charmap()
     label = "".join(character if ord(character) in glyphs else "?" for character in " ".join(label.split()))
     return label if len(label) <= _MAX_LABEL else label[: _MAX_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def draw_bars(axes: Axes, rows: Sequence[tuple[str, Mapping[str, float] | str]]) -> None:
-    """Draws where time went: one bar per row, divided by cause.
+    """Draws the time by cause, with one stacked bar per row.
 
     Args:
         axes: axes to draw on.
-        rows: (name, seconds by cause), or (name, the reason why there are none).
+        rows: (name, seconds by cause), or (name, reason why the times are missing).
     """
     for y, (_, spent_s) in enumerate(rows):
         if isinstance(spent_s, str):
@@ -136,11 +143,11 @@ def draw_bars(axes: Axes, rows: Sequence[tuple[str, Mapping[str, float] | str]])
 
 @dataclass(frozen=True, kw_only=True)
 class ClassSeries:
-    """A run's counts by expert, summarized so that they stay small for any number of steps or experts.
+    """A run's counts by expert, summed over experts or over bins of steps, to limit their size.
 
     Attributes:
         routed_TL, dropped_TL: tokens per step and layer; both 0 where a step's counts are unknown.
-        misplaced_TL: fraction of the replicas that would have to move to other experts to follow the tokens; NaN
+        misplaced_TL: fraction of the replicas that would have to be given to other experts to match the tokens; NaN
             where nothing was routed.
         popularity_BLE, replicas_BLE: sums over the steps of a bin, see ``bins_of``.
         popularity_LE, replicas_LE: sums over all steps.
@@ -158,7 +165,7 @@ class ClassSeries:
 
 
 def class_series(run: Run) -> ClassSeries | None:
-    """Summarizes the counts by expert, reading a few megabytes at a time; None for a run without MoE layers."""
+    """Summarizes the counts by expert, reading a few megabytes at a time; returns None if there are no counts."""
     counts, steps_T = run.metrics.counts, run.metrics.steps_T
     if counts is None or not len(steps_T) or not counts.num_entries:
         return None
@@ -194,26 +201,26 @@ def class_series(run: Run) -> ClassSeries | None:
 
 
 def shares(counts: np.ndarray) -> np.ndarray:
-    """Divides counts by their sum over the last dim; NaN where the sum is zero."""
+    """Divides counts by their sum over the last dimension; NaN where the sum is zero."""
     return ratio(counts, counts.sum(axis=-1, keepdims=True))
 
 
 def mean_and_range(values_NT: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Computes what an error bar or band shows: mean, minimum and maximum over the first dim.
+    """Computes the mean, minimum and maximum over the first dimension, for error bars and bands.
 
-    Not a confidence interval: with only a few repetitions, the range claims no more than what was observed.
+    The range is not a confidence interval; with only a few repetitions, it shows no more than what was observed.
 
     Returns:
-        (mean, minimum, maximum), each float64[T]; NaN where one of the values is.
+        (mean, minimum, maximum), each float64[T]; NaN where one of the values is NaN.
     """
     return values_NT.mean(axis=0), values_NT.min(axis=0), values_NT.max(axis=0)
 
 
 def smooth(values_T: np.ndarray) -> np.ndarray:
-    """Computes the centred moving average over a twentieth of the steps, ignoring NaN; for display only."""
+    """Computes the centered moving average over a twentieth of the steps, ignoring NaN; for display only."""
     num_steps = len(values_T)
     steps = np.arange(num_steps)
-    # Near the ends the window narrows symmetrically; a one-sided window would draw a steep start too low.
+    # Near the ends, the window narrows symmetrically; a one-sided window would draw a steep start too low.
     half_T = np.minimum(num_steps // 40, np.minimum(steps, num_steps - 1 - steps))
     known_T = np.isfinite(values_T)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known_T, values_T, 0.0))])
@@ -223,20 +230,20 @@ def smooth(values_T: np.ndarray) -> np.ndarray:
 
 
 def points_of_a_line(num_lines: int, most: int = _NUM_POINTS) -> int:
-    """Returns the largest even number of points per line if a picture has ``num_lines`` lines."""
+    """Returns the maximum number of points per line in a picture with ``num_lines`` lines, an even number."""
     return 2 * (most * _MANY_LINES // max(num_lines, _MANY_LINES) // 2)
 
 
 def thin(values_T: np.ndarray, num_points: int = _NUM_POINTS) -> np.ndarray:
-    """Selects points so that a line looks the same: the minimum and maximum in each bin.
+    """Selects points such that a line looks the same: the minimum and maximum in each bin.
 
     Returns:
-        int[at most num_points], ascending; all indices if there are few.
+        Indices of the points, int[at most num_points], ascending; all indices if there are at most ``num_points``.
     """
     if len(values_T) <= num_points:
         return np.arange(len(values_T))
     edges = np.linspace(0, len(values_T), num_points // 2 + 1).astype(int)
-    # Replaced so that NaN is never chosen as the minimum or maximum of a bin with known values.
+    # Replace NaN so that it is never chosen as the minimum or maximum of a bin with known values.
     low_T, high_T = np.nan_to_num(values_T, nan=np.inf), np.nan_to_num(values_T, nan=-np.inf)
     points = {
         start + offset
@@ -247,10 +254,10 @@ def thin(values_T: np.ndarray, num_points: int = _NUM_POINTS) -> np.ndarray:
 
 
 def bins_of(num_steps: int, num_bins: int = 300) -> np.ndarray:
-    """Assigns consecutive steps to bins, the columns of a heat map, as equal in size as possible.
+    """Assigns consecutive steps to bins of almost equal size, which are the columns of a heat map.
 
     Returns:
-        int[T], ascending from 0; one bin per step if there are few.
+        Bin of each step, int[T], ascending from 0; one bin per step if there are at most ``num_bins`` steps.
     """
     if num_steps <= num_bins:
         return np.arange(num_steps)
@@ -260,11 +267,13 @@ def bins_of(num_steps: int, num_bins: int = 300) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's line in a picture of several runs: values_T, NaN where unknown, over steps_T.
+    """A run's line in a picture of several runs.
 
     Attributes:
         index: index of the run in the report.
-        label, color, style: name of the run, its colour, and its line style in Matplotlib's notation.
+        label, color, style: name of the run, its color, and its line style in Matplotlib's notation.
+        steps_T: recorded steps.
+        values_T: values at these steps, NaN where unknown.
     """
 
     index: int
@@ -280,7 +289,7 @@ class Band:
     """Runs that differ only in their seed, drawn as their mean and a band from minimum to maximum.
 
     Attributes:
-        name, color, style: name of the group, its colour, and its line style in Matplotlib's notation.
+        name, color, style: name of the group, its color, and its line style in Matplotlib's notation.
         members: index of each run in the report.
         steps_T: steps that all runs have recorded.
         values_NT: values of each run at these steps, NaN where unknown.
@@ -304,15 +313,15 @@ class Chart:
     """Lines of several runs over the steps, as data for ``draw_curves``.
 
     Attributes:
-        ylabel: quantity and unit.
+        ylabel: label of the y axis: quantity and unit.
         curves: lines, in the order of the legend.
-        bands: groups of seeds; their members are drawn one by one only if the reader asks for it.
+        bands: seed groups; their members are drawn individually only if the reader asks for it.
         rings: values that exist only at some steps, drawn as rings.
-        ring_bands: groups of seeds among the rings.
+        ring_bands: seed groups among the rings.
         levels: target values, drawn as dotted lines.
-        top: largest possible value, if there is one.
+        top: largest possible value; None if there is no limit.
         is_exact: whether to draw the values without smoothing.
-        from_zero: whether the axis of the values starts at 0.
+        from_zero: whether the y axis starts at 0.
         marks: steps of failures, drawn as triangles at the upper edge.
     """
 
@@ -329,7 +338,7 @@ class Chart:
 
 
 def draw_curves(chart: Chart) -> Figure:
-    """Draws lines over the steps: smoothed values strong, raw values faint (for few runs), seed groups as bands."""
+    """Draws smoothed lines over the steps, faint raw values if there are few runs, and bands for seed groups."""
     curves, marks, top = _apart(chart.curves, chart.bands), chart.marks, chart.top
     figure, (axes,) = new_figure(height=3.4)
     for band in chart.bands:
@@ -359,7 +368,7 @@ def draw_curves(chart: Chart) -> Figure:
 
 
 def _apart(curves: Sequence[Curve], bands: Sequence[Band]) -> list[Curve]:
-    """Selects the curves of runs that are in no band."""
+    """Selects the curves of runs that are not in a band."""
     grouped = {index for band in bands for index in band.members}
     return [curve for curve in curves if curve.index not in grouped]
 
@@ -388,7 +397,7 @@ def _draw_line(axes: Axes, line: Curve | Band, values_T: np.ndarray, num_points:
 
 
 def _draw_rings(axes: Axes, rings: Sequence[Curve], bands: Sequence[Band]) -> None:
-    """Draws rings; for several seeds, a ring at their mean on a bar from minimum to maximum."""
+    """Draws rings; for a seed group, draws a ring at the mean and a bar from minimum to maximum."""
     points: list[tuple[Curve | Band, np.ndarray]] = [(curve, curve.values_T) for curve in rings]
     for band in bands:
         mean_T, low_T, high_T = mean_and_range(band.values_NT)
@@ -428,9 +437,9 @@ class LayerMaps:
     """Data for a layer's two heat maps.
 
     Attributes:
-        first_step, last_step: steps at the edges.
-        num_bins: bins of steps in the drawn maps.
-        num_merged: drawn bins per bin of the arrays; the last one may have fewer.
+        first_step, last_step: first and last step of the maps.
+        num_bins: number of bins of steps in the drawn maps.
+        num_merged: number of drawn bins per bin of the arrays; the last bin may have fewer.
         tokens_BE, replicas_BE: share of the layer's tokens and replicas by bin and expert, in percent.
     """
 
@@ -443,14 +452,14 @@ class LayerMaps:
 
 
 def layer_maps(steps_T: np.ndarray, popularity_BE: np.ndarray, replicas_BE: np.ndarray, num_merged: int) -> LayerMaps:
-    """Computes the data for a layer's heat maps, with every ``num_merged`` bins merged."""
+    """Computes the data for a layer's heat maps, merging every ``num_merged`` consecutive bins."""
     starts = np.arange(0, len(popularity_BE), num_merged)
     tokens_BE, held_BE = (100 * shares(np.add.reduceat(one_BE, starts)) for one_BE in (popularity_BE, replicas_BE))
     return LayerMaps(int(steps_T[0]), int(steps_T[-1]), len(popularity_BE), num_merged, tokens_BE, held_BE)
 
 
 def draw_drops(steps_T: np.ndarray, dropped_TL: np.ndarray, routed_TL: np.ndarray) -> Figure:
-    """Draws the smoothed fraction of tokens that each MoE layer drops; deeper layers are greener."""
+    """Draws the smoothed percentage of tokens that each MoE layer drops; deeper layers are greener."""
     num_layers = routed_TL.shape[1]
     drops_TL = 100 * ratio(dropped_TL, routed_TL)
     colors = layer_colors(num_layers)
@@ -469,16 +478,16 @@ def draw_drops(steps_T: np.ndarray, dropped_TL: np.ndarray, routed_TL: np.ndarra
 
 
 def layer_colors(num_layers: int) -> list[str]:
-    """Chooses a colour for each layer, evenly spaced along ``LAYER_COLORS``."""
+    """Chooses a color for each layer, evenly spaced along ``LAYER_COLORS``."""
     scale = LinearSegmentedColormap.from_list("layers", LAYER_COLORS)
     return [to_hex(scale(layer / max(1, num_layers - 1))) for layer in range(num_layers)]
 
 
 def draw_layer(layer: int, steps_T: np.ndarray, popularity_BE: np.ndarray, replicas_BE: np.ndarray) -> Figure:
-    """Draws how one MoE layer's replicas follow the popularity of its experts.
+    """Draws the popularity of a MoE layer's experts and their replicas over the steps.
 
-    Above: the experts whose share of tokens varies most, tokens as thin lines and replicas as thick ones. Below: a heat
-    map of all experts' shares of tokens, and one of their shares of replicas in the same colours.
+    The upper chart shows the experts whose share of tokens varies the most, with thin lines for tokens and thick lines
+    for replicas. Below are two heat maps with the same color scale, of all experts' shares of tokens and of replicas.
     """
     tokens_BE, replicas_BE = (100 * shares(counts_BE) for counts_BE in (popularity_BE, replicas_BE))
     figure, (lines, *maps) = new_figure(height=6.6, num_rows=3)
@@ -487,7 +496,7 @@ def draw_layer(layer: int, steps_T: np.ndarray, popularity_BE: np.ndarray, repli
     classes = _varying_classes(tokens_BE)
     put_legend(figure, [(f"expert {expert}", color) for expert, color in zip(classes, EXPERT_COLORS, strict=False)])
     largest = max(np.nanmax(both_BE, initial=1.0) for both_BE in (tokens_BE, replicas_BE))
-    # Most experts have a small share; the square root gives small shares more of the colour scale.
+    # Most experts have a small share; the square root gives small shares more of the color scale.
     norm = PowerNorm(0.5, vmin=0.0, vmax=largest)
     extent = (steps_T[0] - 0.5, steps_T[-1] + 0.5, tokens_BE.shape[1] - 0.5, -0.5)
     for axes, shares_BE, title in zip(maps, (tokens_BE, replicas_BE), ("tokens", "replicas"), strict=True):
@@ -513,6 +522,6 @@ def _draw_classes(axes: Axes, steps_B: np.ndarray, tokens_BE: np.ndarray, replic
 
 
 def _varying_classes(tokens_BE: np.ndarray) -> list[int]:
-    """Selects the experts whose share varies most, as many as there are colours, in ascending order."""
+    """Selects the experts whose share varies the most, as many as there are colors, in ascending order."""
     range_E = np.nanmax(tokens_BE, axis=0, initial=0.0) - np.nanmin(tokens_BE, axis=0, initial=100.0)
     return sorted(np.argsort(-range_E, kind="stable")[: len(EXPERT_COLORS)].tolist())

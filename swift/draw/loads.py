@@ -1,6 +1,6 @@
-"""Pictures of expert ranks' loads, one panel per layer, and of simulations.
+"""Pictures of expert ranks' loads, with one panel per layer, and of simulations.
 
-A simulation is drawn from its JSON document alone: goodput over time, and where the time went.
+A simulation is drawn from its JSON document alone, with its goodput over time and the time by cause.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ _MOST_LAYERS = 24
 
 
 def rank_loads_file(loads: Mapping[str, Float[np.ndarray, "L N"]], suffix: Literal["svg", "png"] = "svg") -> bytes:
-    """Draws each rank's load relative to the mean, in descending order, and returns the file's content.
+    """Draws each rank's load relative to the mean, in descending order, and returns the content of a file.
 
     Args:
-        loads: loads of the ranks, by the name of a policy or of a token split.
+        loads: loads of the ranks, by name of a policy or token split.
         suffix: format of the file.
     """
     num_layers = min(len(next(iter(loads.values()))), _MOST_LAYERS)
@@ -57,14 +57,14 @@ def draw_simulation(facts: Mapping[str, Any]) -> Figure:
 
 
 def simulation_file(facts: Mapping[str, Any], suffix: Literal["svg", "png"] = "svg") -> bytes:
-    """Draws a simulation and returns the file's content."""
+    """Draws a simulation with ``draw_simulation`` and returns the content of a file of this format."""
     return figure_file(draw_simulation(facts), suffix)
 
 
 def _draw_goodput(
     axes: Axes, hours: Sequence[float], rows: Sequence[Mapping[str, Any]], color_of: Mapping[str, str]
 ) -> None:
-    """Draws moving averages as lines over the faint raw values."""
+    """Draws the goodput of each strategy as a line of moving averages over faint raw values."""
     drawn = [row for row in rows if row["goodput"] is not None]
     middles = (np.asarray(hours[1:]) + np.asarray(hours[:-1])) / 2
     lowest = 1.0
@@ -84,7 +84,7 @@ def _draw_goodput(
 
 
 def _moving_mean(values_B: np.ndarray) -> np.ndarray:
-    """Computes the centred mean over a tenth of the bins; near the ends, over the bins that exist."""
+    """Computes the centered moving mean over about a tenth of the bins; the window is truncated at the ends."""
     window = np.ones(max(1, len(values_B) // 10) | 1)
     sums, numbers = (np.convolve(ones_B, window) for ones_B in (values_B, np.ones(len(values_B))))
     half = len(window) // 2

@@ -1,4 +1,4 @@
-"""Gantt chart for a paper, drawn with Matplotlib and legible in greyscale.
+"""Gantt chart for a paper, drawn with Matplotlib and legible in grayscale.
 
 Shape suffix: n ops of a row.
 """
@@ -24,24 +24,24 @@ from swift.schedules.schedule import Schedule, iteration_ends, makespan, period
 INK, GROUND, DOWN = "#222222", "#ffffff", "#eeeeee"
 COLORS = {kind: OP_COLORS[kind.name] for kind in Kind}
 _ON_COLOR = {Kind.F: "#232323", Kind.B: "#232323", Kind.W: "#fefefe", Kind.U: "#fefefe"}
-"""Text colours on ops, for any background. Nothing else uses these colours, so a page can substitute them."""
+"""Text colors on ops, for any background. They are used for nothing else, so that a page does not substitute them."""
 _ITERATION_COLORS = (INK, "#b0b0b0")
 _FONT_SIZE = 9.0
 MIN_WIDTH, MAX_WIDTH, MARGIN = 8.4, 24.0, 0.9
 _OP_WIDTH = 0.13
-"""Width of the shortest op in inches; less if the picture would become too wide."""
+"""Width of the shortest op in inches; it is reduced if the picture would be wider than ``MAX_WIDTH``."""
 _LEGEND_WIDTH = 10.5
 """Figure width in inches below which the legend takes two lines."""
 _MAX_LABELS = 3000
 TOP, HEIGHT, STRIP = 0.36, 0.66, 0.1
-"""Fractions of a row's height: from an op's top to the row's middle, an op's height, and an iteration line's height."""
+"""Distance from an op's top to the row's middle, an op's height, and an iteration line's height, relative to a row."""
 
 
 def draw_picture(schedule: Schedule) -> Figure:
-    """Draws one row per worker: ops by kind, re-routed micro-batches hatched, failed workers crossed out.
+    """Draws one row per worker, with ops colored by kind; hatches re-routed micro-batches, crosses out failed workers.
 
-    The line under a worker's ops changes its shade with every iteration; a U of zero duration is a black line. In a
-    cluster of more than 64 workers only some are shown, with a note on how many are left out.
+    The line under a worker's ops changes its shade with every iteration; a U of zero duration is a black line. Of more
+    than 64 workers, only some are shown, with a note on how many are omitted.
     """
     problem = schedule.problem
     workers = shown_workers(problem)
@@ -69,7 +69,7 @@ def draw_picture(schedule: Schedule) -> Figure:
 
 
 def picture_file(schedule: Schedule, suffix: Literal["svg", "png"] = "svg") -> bytes:
-    """Draws a schedule and returns the file's content."""
+    """Draws a schedule with ``draw_picture`` and returns the content of a file of this format."""
     return figure_file(draw_picture(schedule), suffix)
 
 
@@ -136,7 +136,7 @@ def _label_ops(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _draw_period(axes: Axes, schedule: Schedule) -> None:
-    """Draws an arrow above the chart that spans the second iteration, from end to end."""
+    """Draws an arrow above the chart, from the end of the first iteration to the end of the second."""
     ends = iteration_ends(schedule)
     if len(ends) < 2:
         return
@@ -159,7 +159,7 @@ def _style(axes: Axes, schedule: Schedule, rows: Sequence[Row]) -> None:
     axes.tick_params(axis="y", length=0, labelsize=_FONT_SIZE - 1 if len(rows) <= 40 else _FONT_SIZE - 3)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(INK)
-    # A line between pipelines.
+    # Draw a line between pipelines.
     for y in range(1, len(rows)):
         if rows[y].worker[0] != rows[y - 1].worker[0]:
             axes.axhline(y - 0.5, color="#cccccc", linewidth=0.6, zorder=0)

@@ -1,9 +1,9 @@
-"""Colours by meaning, for everything that is drawn, and rendering of figures to files.
+"""Colors by meaning, for everything that is drawn, and rendering of figures to files.
 
-A name has the same colour wherever it is drawn: in reports, charts of plans, simulations and the papers' plots. Blue is
-Swift's default, among placement policies and among answers to failures; orange is the plain baseline of either.
-Pictures are drawn once, in colours for a light background. In a page, these become CSS variables, so that the reader's
-dark mode applies. The hues are close to Okabe and Ito's and to Tol's, which colour-blind readers can distinguish.
+A name has the same color wherever it is drawn: in reports, charts of plans, simulations and the papers' plots. Among
+both placement policies and responses to failures, Swift's default is blue and the plain baseline is orange. Pictures
+are drawn once, in colors for a light background. In a page, these become CSS variables, so that the reader's dark mode
+applies. The hues are close to those of Okabe and Ito and of Tol, which color-blind readers can distinguish.
 """
 
 import io
@@ -25,7 +25,7 @@ POLICY_COLORS = {
     "flexmoe50": "#009e73",
     "flexmoe10": "#7b3294",
 }
-"""Colours of placement policies by name without brackets; FlexMoE's names end in the iterations between its moves."""
+"""Colors of placement policies by name without brackets; FlexMoE's names end in the iterations between its moves."""
 STRATEGY_COLORS = {
     "swift": "#0072b2",
     "full": "#d55e00",
@@ -41,7 +41,7 @@ STRATEGY_COLORS = {
     "decoupled": "#009e73",
     "re-routed": "#d55e00",
 }
-"""Colours of answers to failures: the strategies of ``swift simulate``, and the parts of Swift's own."""
+"""Colors of responses to failures: the strategies of ``swift simulate``, and the parts of Swift's own strategy."""
 CHECKPOINT_COLORS = {
     "no fault": "#888888",
     "full": "#d55e00",
@@ -50,11 +50,11 @@ CHECKPOINT_COLORS = {
     "K = 1": "#cc79a7",
     "K = 1, Dynamic-K": "#0072b2",
 }
-"""Colours of partial checkpoints by their number of experts, K."""
+"""Colors of partial checkpoints by their number of experts, K."""
 SPARE_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#3a96cc", "#7b3294", "#7f3b08", "#000000")
-"""Colours for names without their own, for example several runs of one policy."""
+"""Colors for names without a color of their own, for example for several runs with the same policy."""
 LAYER_COLORS = ("#8a63d2", "#2f7fc4", "#14887a", "#5c8a1e")
-"""End points for interpolating layers' colours, from first to last layer; all are visible on both backgrounds."""
+"""Colors between which those of layers are interpolated, from first to last layer; visible on both backgrounds."""
 EXPERT_COLORS = ("#332288", "#117733", "#aa4499", "#b87a00")
 CAUSE_COLORS = {
     "startup": "#77aadd",
@@ -69,7 +69,7 @@ CAUSE_COLORS = {
     "other": "#a0a0a0",
     "out_of_memory": "#343434",
 }
-"""Colours of the causes of time spent; light, since they fill areas, whereas lines are dark."""
+"""Colors of the causes of time spent; they are light, since they fill areas, whereas lines are dark."""
 LIVE = CAUSE_COLORS["useful"]
 MOMENT_COLORS = {
     "failure": "#b2182b",
@@ -80,9 +80,9 @@ MOMENT_COLORS = {
     "stop": "#000000",
 }
 OP_COLORS = {"F": "#b5d6e8", "B": "#e08214", "W": "#542788", "U": "#222222"}
-"""Colours of a schedule's ops, from light to dark, so that they differ in greyscale too."""
+"""Colors of a schedule's ops, which also differ in grayscale."""
 _LINE_STYLES = ("-", "--", ":", "-.")
-"""Styles for lines that have to share a colour."""
+"""Styles for lines that have to share a color."""
 
 ON_DARK: Mapping[str, str] = {
     INK: "#dededa",
@@ -104,23 +104,23 @@ ON_DARK: Mapping[str, str] = {
     "#aa4499": "#dd7fcd",
     "#b87a00": "#e0a53a",
     "#343434": "#c8c8c4",
-    # Colours of schedules, see ``swift.draw.picture``.
+    # Colors of schedules, see ``swift.draw.picture``.
     "#222222": "#dededa",
     "#ffffff": "#1f2226",
     "#eeeeee": "#33373c",
     "#cccccc": "#4a4e54",
     "#542788": "#8a5cc9",
 }
-"""Colours for a dark background by drawn colour; colours that are missing here are the same on both."""
+"""Colors for a dark background, by the color that is drawn; other colors are the same on both backgrounds."""
 
 _DPI = 160
 
 
 def colors_of(names: Sequence[str], palette: Mapping[str, str]) -> list[str]:
-    """Chooses colours for names that are drawn together.
+    """Chooses colors for names that are drawn together.
 
-    A name gets its own colour at its first occurrence. Later occurrences, and names without a colour, get the first
-    spare colour that is free; when none is left, the spare colours repeat.
+    A color is given to the first name that has it in the palette. Other names with the same color, and names that are
+    not in the palette, get the next free spare color; when all have been used, the spare colors repeat.
 
     >>> colors_of(["symi", "static", "symi"], POLICY_COLORS)
     ['#0072b2', '#d55e00', '#009e73']
@@ -140,34 +140,34 @@ def colors_of(names: Sequence[str], palette: Mapping[str, str]) -> list[str]:
 
 
 def _own_color(name: str, palette: Mapping[str, str]) -> str | None:
-    """Finds the colour for a name or its family, for example ``flexmoe`` for ``flexmoe(30)``."""
+    """Finds the color of a name or its family, for example ``flexmoe`` for ``flexmoe(30)``; None if it has none."""
     plain = name.replace("(", "").replace(")", "")
     return palette.get(plain, palette.get(plain.rstrip("0123456789")))
 
 
 def line_styles(colors: Sequence[str]) -> list[str]:
-    """Chooses line styles: solid, and other styles where a colour repeats."""
+    """Chooses a line style for each color: solid for its first occurrence, and other styles when it repeats."""
     seen = [colors[:index].count(color) for index, color in enumerate(colors)]
     return [_LINE_STYLES[number % len(_LINE_STYLES)] for number in seen]
 
 
 def variable(color: str) -> str:
-    """Returns the name of the CSS variable for a colour in ``ON_DARK``."""
+    """Returns the name of the CSS variable for a color in ``ON_DARK``."""
     return f"--c{color[1:]}"
 
 
 def style() -> str:
-    """Returns the CSS that defines the colour variables for light and dark backgrounds."""
+    """Returns the CSS that defines the color variables for light and dark backgrounds."""
     light = " ".join(f"{variable(color)}: {color};" for color in ON_DARK)
     dark = " ".join(f"{variable(color)}: {dark};" for color, dark in ON_DARK.items())
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def figure_file(figure: Figure, suffix: Literal["svg", "png"]) -> bytes:
-    """Renders a figure to a file's content; equal figures give equal bytes."""
+    """Renders a figure and returns the content of the file, which is the same for equal figures."""
     file = io.BytesIO()
-    # Without these, the ids in an SVG are random, and it contains the current time. A PNG names the program that drew
-    # it, without a version: by that a command recognizes its own file.
+    # Without these, the ids in an SVG are random, and it contains the current time. A PNG contains the name of the
+    # program that drew it, without a version, by which a command recognizes its own files.
     metadata = {"Date": None} if suffix == "svg" else {"Software": "Matplotlib"}
     with rc_context({"svg.hashsalt": "swift"}):
         figure.savefig(file, format=suffix, dpi=_DPI, metadata=metadata)

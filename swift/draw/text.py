@@ -1,7 +1,7 @@
-"""A schedule as text: a Gantt chart in characters, legible with and without colours, and the summary above it.
+"""A schedule as text: a Gantt chart in characters, legible with and without colors, and the summary above it.
 
-A chart has one row per worker; of a large cluster it shows only some. The summary comes from the schedule's JSON
-document.
+A chart has one row per worker; for a large cluster, only some workers are shown. The summary is generated from the
+schedule's JSON document.
 
 Shape suffixes: N columns of the whole time axis, n ops of a row.
 """
@@ -30,7 +30,7 @@ KIND_NAMES = {
 }
 
 MAX_LINES = 72
-"""Limit on the number of worker rows, counted over all panels."""
+"""Maximum number of worker rows, summed over all panels."""
 _MIN_COLUMNS = 16
 IDLE, MARK, FILL, DOWN = "·", "│", "─", "x"
 _ASCII = str.maketrans({IDLE: ".", MARK: "|", FILL: "-"})
@@ -40,7 +40,7 @@ COLORS = {
     Kind.W: ("#542788", "#8073ac"),
     Kind.U: ("#555555", "#888888"),
 }
-"""Background colours by kind, for even and odd iterations."""
+"""Background colors by kind, for even and odd iterations."""
 _ON_COLOR = {Kind.F: "#000000", Kind.B: "#000000", Kind.W: "#ffffff", Kind.U: "#ffffff"}
 _REROUTED_COLORS = {Kind.F: "#a6cee3", Kind.B: "#fdb863", Kind.W: "#c8bbe8"}
 _ODD, _REROUTED, _NUM_STYLES = 4, 8, 16
@@ -51,7 +51,7 @@ MAX_COLUMNS, SUMMARY_MAX_LINES, STAGES_PER_LINE = 12, 16, 12
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Row:
-    """A worker and its ops, in execution order.
+    """A chart row: a worker and its ops, in execution order.
 
     Attributes:
         worker: worker of the row.
@@ -59,7 +59,7 @@ class Row:
         kind_n, iteration_n, microbatch_n: int32[n], as in ``Op``.
         rerouted_n: bool[n], whether the micro-batch belongs to another pipeline.
         start_n, end_n: float64[n], times in the unit of the costs.
-        labels: micro-batch of each op; if the worker holds several chunks, followed by the chunk as a letter from a.
+        labels: micro-batch of each op, followed by the chunk as a letter from a if the worker holds several chunks.
         blocks: blocks that the worker holds, such as ``0-3 12-15``; empty if unknown.
     """
 
@@ -86,7 +86,7 @@ class Row:
 
 
 def _blocks_name(problem: Problem, worker: Worker) -> str:
-    """Formats the runs of blocks that a worker holds, such as ``0-3 12-15``; empty if unknown."""
+    """Formats the ranges of blocks that a worker holds, such as ``0-3 12-15``; empty if unknown."""
     return " ".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in problem.runs_of(worker))
 
 
@@ -98,7 +98,7 @@ def _microbatch_names(problem: Problem) -> str:
 
 
 def _chunk_letter(chunk: int) -> str:
-    """Formats a chunk as letters: a to z, then aa.
+    """Formats a chunk's number as letters: a to z, then aa, ab and so on.
 
     >>> _chunk_letter(0), _chunk_letter(27)
     ('a', 'ab')
@@ -108,7 +108,7 @@ def _chunk_letter(chunk: int) -> str:
 
 
 def describe(problem: Problem) -> str:
-    """Describes the topology, the work and the failures in one line."""
+    """Describes the topology, the number of micro-batches and the failures in one line."""
     parts = (
         f"{counted(problem.num_pipelines, 'pipeline')} x {counted(problem.num_stages, 'stage')}",
         _microbatch_names(problem),
@@ -118,7 +118,7 @@ def describe(problem: Problem) -> str:
 
 
 def failures(problem: Problem) -> str:
-    """Names the failed workers, or counts them if there are many."""
+    """Lists the failed workers, or gives their number if there are many."""
     if not problem.failed:
         return "no failure"
     if len(problem.failed) > _MAX_NAMED:
@@ -138,7 +138,7 @@ def rows_of(schedule: Schedule, workers: Sequence[Worker]) -> list[Row]:
 
 
 def shown_workers(problem: Problem) -> list[Worker]:
-    """Selects up to ``_MAX_ROWS`` workers: failed ones, then their peers, then others; returns them in mesh order."""
+    """Selects up to ``_MAX_ROWS`` workers, in mesh order: preferably failed workers, then their peers, then others."""
     failed_stages = {p for _, p in problem.failed}
     by_interest = sorted(
         problem.topology.workers, key=lambda worker: (worker not in problem.failed, worker[1] not in failed_stages)
@@ -147,7 +147,7 @@ def shown_workers(problem: Problem) -> list[Worker]:
 
 
 def left_out(problem: Problem, workers: Sequence[Worker]) -> str:
-    """Says in a sentence which workers are not shown; empty if all are."""
+    """Describes in a sentence how many workers are omitted and which are shown; empty if all are shown."""
     num_workers = problem.num_pipelines * problem.num_stages
     if len(workers) == num_workers:
         return ""
@@ -178,27 +178,27 @@ def _row(schedule: Schedule, worker: Worker) -> Row:
 
 @dataclass(frozen=True)
 class _Axis:
-    """Time axis with ``scale`` columns per unit of time, broken into panels ``width`` columns wide."""
+    """Time axis with ``scale`` columns per unit of time, divided into panels that are ``width`` columns wide."""
 
     scale: float
     width: int
     num_panels: int
 
     def column(self, time: np.ndarray) -> np.ndarray:
-        """Rounds times to columns; a small offset makes exact halves round the same way despite float errors."""
+        """Rounds times to columns; a small offset makes exact halves round up despite floating-point errors."""
         return np.floor(time * self.scale + 0.5 + 1e-6).astype(int)
 
 
 def draw_chart(schedule: Schedule, width: int, *, ascii_only: bool = False) -> Text:
     """Draws one row per worker and one or more characters per op; a long chart continues in panels below.
 
-    An op is its letter, followed by its micro-batch where all ops of its kind have room for that. The letter is
-    lower-case if the micro-batch belongs to another pipeline. If the chart would be too long, ops share columns.
+    An op is shown as its letter, followed by its micro-batch if all ops of its kind have room for it. The letter is
+    lowercase if the micro-batch belongs to another pipeline. If the chart would be too long, ops share columns.
 
     Args:
-        schedule: schedule to draw; of more than 64 workers only some are shown, with a note on how many are left out.
+        schedule: schedule to draw; of more than 64 workers, only some are shown, with a note on how many are omitted.
         width: width of the terminal, in columns.
-        ascii_only: True for a terminal that shows only ASCII characters.
+        ascii_only: whether to use only ASCII characters.
     """
     workers = shown_workers(schedule.problem)
     rows = rows_of(schedule, workers)
@@ -224,7 +224,7 @@ def draw_chart(schedule: Schedule, width: int, *, ascii_only: bool = False) -> T
 
 
 def _fit(schedule: Schedule, num_rows: int, width: int) -> _Axis:
-    """Chooses the widest columns with which the chart does not become too long."""
+    """Chooses the largest scale with which the chart has at most ``MAX_LINES`` worker rows."""
     time, shortest = makespan(schedule), float(schedule.problem.time_4P[: Kind.U].min())
     most = max(1, MAX_LINES // num_rows)
     for columns in sorted({_label_width(schedule.problem), 2, 1}, reverse=True):
@@ -242,7 +242,7 @@ def _label_width(problem: Problem) -> int:
 
 
 def _paint(row: Row, axis: _Axis, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """Paints a worker's whole time axis; returns characters and styles, one per column."""
+    """Draws a worker's row over the whole time axis; returns (characters, styles), one per column each."""
     N = axis.width * axis.num_panels
     letters_N, styles_N = np.full(N, IDLE), np.full(N, _IDLE_STYLE)
     if not row.is_live:
@@ -259,7 +259,7 @@ def _paint(row: Row, axis: _Axis, problem: Problem) -> tuple[np.ndarray, np.ndar
         mark_u = np.ceil(row.end_n[is_u] * axis.scale - 1e-6).astype(int)[start_u == end_u] - 1
     else:
         _paint_ops(row, style_n, axis, problem, letters_N, styles_N)
-    # Idle time or a W precedes an update, so the mark hides at most the end of that W.
+    # An update follows idle time or a W, so the mark hides at most the end of that W.
     letters_N[mark_u], styles_N[mark_u] = MARK, _MARK_STYLE
     return letters_N, styles_N
 
@@ -281,8 +281,8 @@ def _paint_ops(
 def _share_columns(row: Row, style_n: np.ndarray, axis: _Axis, num_columns: int) -> np.ndarray:
     """Chooses a style for every column, so that nearby columns show each style in proportion to its time.
 
-    Showing the longest op in each column would misrepresent short ops: the result would depend on their alignment. So
-    time that a column does not show is carried over to later columns.
+    Showing the longest op in each column would misrepresent short ops, as the result would depend on their alignment.
+    Instead, time that a column does not show is carried over to later columns.
     """
     edges = np.arange(num_columns + 1) / axis.scale
     share_SN = np.zeros((_NUM_STYLES + 1, num_columns))
@@ -293,7 +293,7 @@ def _share_columns(row: Row, style_n: np.ndarray, axis: _Axis, num_columns: int)
         times, sums = np.stack([start_n, end_n], axis=1).ravel(), np.stack([done[:-1], done[1:]], axis=1).ravel()
         share_SN[style] = np.diff(np.interp(edges, times, sums)) * axis.scale
     share_SN[_IDLE_STYLE] = 1.0 - share_SN.sum(axis=0)
-    # Error diffusion: each column shows the style that is owed the most, among those that occur in it.
+    # Error diffusion: each column shows the style with the most time carried over, among those that occur in it.
     owed_S, styles_N = np.zeros(_NUM_STYLES + 1), np.zeros(num_columns, int)
     for column, share_S in enumerate(share_SN.T):
         owed_S += share_S
@@ -326,7 +326,7 @@ def _styled(letters: np.ndarray, styles: np.ndarray) -> Text:
 
 
 def _ruler(axis: _Axis, panel: int) -> str:
-    """Formats times above the columns where they start."""
+    """Formats the axis labels of a panel, each time starting at its column."""
     first, end = panel * axis.width / axis.scale, (panel + 1) * axis.width / axis.scale
     step = _nice(8 / axis.scale)
     line = ""
@@ -399,7 +399,7 @@ def summarize(problem: Problem, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cuts(problem: Problem) -> Iterator[str]:
-    """Yields the blocks of each stage, one line for all pipelines with the same cut."""
+    """Yields the blocks of each stage, with one line for all pipelines that have the same cut."""
     cuts: dict[tuple[str, ...], list[int]] = {}
     for d in range(problem.num_pipelines):
         blocks = tuple(_blocks_name(problem, (d, p)) or "none" for p in range(problem.num_stages))

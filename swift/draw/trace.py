@@ -1,6 +1,6 @@
-"""Trace for Perfetto (ui.perfetto.dev) and chrome://tracing: one track per worker, an arrow for every message.
+"""Trace for Perfetto (ui.perfetto.dev) and chrome://tracing, with a track per worker and an arrow per message.
 
-Uses the Trace Event Format's complete events ("X"), flow events ("s", "f") and metadata ("M"), with times in
+It uses the Trace Event Format's complete events ("X"), flow events ("s", "f") and metadata ("M"), with times in
 microseconds.
 """
 
@@ -16,11 +16,11 @@ from swift.schedules.schedule import Schedule, makespan
 from swift.topology import worker_name
 
 UNIT_US = 1000.0
-"""Microseconds per unit of the costs' time, so that one unit appears as a millisecond."""
+"""Microseconds per unit of the costs' time, chosen so that one unit is shown as a millisecond."""
 
 
 def trace_json(schedule: Schedule) -> Iterator[str]:
-    """Yields pieces of one JSON document: ``{"traceEvents": [...], ...}``."""
+    """Yields pieces of one JSON document, ``{"traceEvents": [...], ...}``."""
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
     for index, event in enumerate(trace_events(schedule)):
         yield (",\n" if index else "") + json.dumps(event)
@@ -71,7 +71,7 @@ def _op_event(timed: TimedOp, problem: Problem) -> dict[str, Any]:
 
 
 def _messages(schedule: Schedule) -> Iterator[dict[str, Any]]:
-    """Yields arrows from F to the next chunk's F, and from B (without decoupling, its W) to the previous chunk's B."""
+    """Yields arrows from F to the next chunk's F, and from B (or W, without decoupling) to the previous chunk's B."""
     problem, rows = schedule.problem, schedule.rows_of_microbatches
     back, number = Kind.B if problem.decoupled else Kind.W, 0
     for name, sender, reader, step in (("activation", Kind.F, Kind.F, 1), ("gradient", back, Kind.B, -1)):

@@ -1,6 +1,7 @@
-"""The supported Hugging Face architectures, and reading and writing of their ``config.json``.
+"""The supported Hugging Face architectures, and functions that read and write their ``config.json``.
 
-A ``Family`` describes how an architecture differs from the others; a ``Decoder`` is one model in Swift's settings.
+A ``Family`` describes the differences between an architecture and the others; a ``Decoder`` is one model, described by
+Swift's settings.
 """
 
 from collections.abc import Mapping
@@ -20,14 +21,14 @@ _EXPECTED_ROPE: Mapping[str, tuple[object, ...]] = {
     "truncate": (True, None),
 }
 _MOST = 10_000_000
-"""Largest integer that a configuration may have, against absurd sizes in damaged files."""
+"""Largest integer accepted in a configuration, to reject absurd sizes in damaged files."""
 _NUM_EXPERTS = ("num_experts", "num_local_experts")
-"""Two names for the same key: ``transformers`` 5 reads either, and writes the second also where the first was usual."""
+"""Two names of the same key; ``transformers`` 5 reads either, and writes the second even where the first was usual."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture: its keys in ``config.json``, the names of its tensors, and what it computes.
+    """An architecture: its keys in ``config.json``, the names of its tensors, and its computation.
 
     Attributes:
         model_type: name in ``config.json``.
@@ -37,17 +38,18 @@ class Family:
         moe: name of the submodule with the router and the experts.
         ffn: names of an expert's three matrices: gate, up and down.
         qk_norm: kind of RMSNorm on queries and keys.
-        normalizes: whether the gates of a token's experts are normalized to sum 1; None: ``norm_topk_prob`` decides.
-        normalizes_one: whether a single expert's gate is normalized, too, to 1.
-        pools_layers: whether the load-balancing loss is top_k times one loss over all layers together, instead of the
-            sum of one loss per layer.
+        normalizes: whether the gates of a token's experts are normalized to a sum of 1; None if ``norm_topk_prob``
+            decides.
+        normalizes_one: whether the gate is also normalized, to 1, if a token has a single expert.
+        pools_layers: whether the load-balancing loss is top_k times a single loss over all layers, instead of the sum
+            of the layers' losses.
         chooses_head_dim: whether the width of heads may differ from ``hidden_size / num_attention_heads``.
         rope_kinds: supported kinds of RoPE scaling.
         aux_loss: key for the weight of the load-balancing loss.
         has_dense_layers: whether ``first_k_dense_replace`` sets the number of dense layers.
-        num_shared: key for the number of shared experts; None: the architecture has none.
-        defaults: defaults of the library's configuration class, for keys that a configuration may omit.
-        expected: by key, the values that Swift implements; any other value is refused.
+        num_shared: key for the number of shared experts; None if the architecture has no shared experts.
+        defaults: defaults of the configuration class in ``transformers``, for keys that a configuration may omit.
+        expected: by key, the values that Swift implements; other values are refused.
     """
 
     model_type: str
@@ -148,10 +150,10 @@ class Decoder:
 
     Attributes:
         family: architecture.
-        model: shape of the model, with ``vocab_size`` set.
-        num_experts: E, number of experts in a layer.
+        model: architecture settings, with ``vocab_size`` set.
+        num_experts: number of experts in a layer, E.
         top_k: number of experts for each token.
-        normalizes: whether the gates of a token's experts are normalized to sum 1.
+        normalizes: whether the gates of a token's experts are normalized to a sum of 1.
         aux_loss_coefficient: weight of the load-balancing loss, in the units of ``ExpertConfig``.
     """
 
@@ -164,7 +166,7 @@ class Decoder:
 
     @property
     def vocab_size(self) -> int:
-        """V, number of rows in the embedding."""
+        """Number of rows in the embedding, V."""
         assert self.model.vocab_size is not None
         return self.model.vocab_size
 
@@ -174,7 +176,7 @@ def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
 
     Args:
         config: content of ``config.json``.
-        path: path of the file, for errors.
+        path: path of the file, for error messages.
 
     Raises:
         SettingError: the architecture is unknown, or a setting is not supported.
@@ -234,7 +236,7 @@ def write_decoder(decoder: Decoder, dtype: str) -> dict[str, Any]:
 
     Args:
         decoder: the model.
-        dtype: type of the tensors, such as ``bfloat16``.
+        dtype: dtype of the tensors, such as ``bfloat16``.
     """
     family, model = decoder.family, decoder.model
     kind = next(name for name, scaling in _ROPE_KINDS.items() if scaling == model.rope_scaling)
@@ -284,14 +286,14 @@ class _Reader:
     defaults: Mapping[str, float] = field(default_factory=dict)
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """Reads an integer; a missing key, or null, means the default."""
+        """Reads an integer, or the default if the key is missing or null."""
         value = self._found(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
             raise SettingError("DIR", self.path, f"has {key} = {value!r:.40}, which is not a whole number to {_MOST:,}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Reads a number; a missing key, or null, means the default."""
+        """Reads a number, or the default if the key is missing or null."""
         value = self._found(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise SettingError("DIR", self.path, f"has {key} = {value!r}, which is not a number")
@@ -301,7 +303,7 @@ class _Reader:
             raise SettingError("DIR", self.path, f"has a {key} that is too large") from error
 
     def flag(self, key: str) -> bool:
-        """Reads a boolean; a missing key, or null, means false."""
+        """Reads a boolean, or False if the key is missing or null."""
         value = self.config.get(key)
         if value is not None and not isinstance(value, bool):
             raise SettingError("DIR", self.path, f"has {key} = {value!r:.40}, which is not true or false")
@@ -321,7 +323,7 @@ class _Reader:
 
 
 def _kv_heads(read: _Reader, num_heads: int) -> int:
-    """Reads the number of key-value heads: null means all heads, a missing key the default of the library's class."""
+    """Reads the number of key-value heads; null means all heads, and a missing key the default in ``transformers``."""
     key = "num_key_value_heads"
     is_left_out = key not in read.config and key in read.defaults
     return read.whole(key, None if is_left_out else num_heads)
@@ -352,19 +354,20 @@ def _normalizes(read: _Reader, family: Family, top_k: int) -> bool:
 def _balance_losses(family: Family, model: ModelConfig, top_k: int) -> float:
     """Returns the ratio of Swift's load-balancing loss to the family's, at perfectly balanced load.
 
-    Swift's loss is a sum over layers, each term being 1 at balance. The loss of ``transformers`` counts the assignments
-    of all layers together, and does not divide by the choices of a token: top_k at balance, for any number of layers.
+    Swift's loss is a sum over layers, in which each term is 1 at balance. The loss of ``transformers`` counts the
+    assignments of all layers together and does not divide by the number of a token's choices, so at balance it is top_k
+    for any number of layers.
     """
     return max(sum(model.moe_layers), 1) / top_k if family.pools_layers and top_k else 1.0
 
 
 def _rounded(value: float) -> float:
-    """Rounds to 12 digits, so that a product of a quotient gives back the original number."""
+    """Rounds to 12 digits, so that multiplying a quotient by its divisor gives the original number."""
     return float(f"{value:.12g}")
 
 
 def _rope(read: _Reader, family: Family) -> dict[str, Any]:
-    """Reads the RoPE settings; if both keys are present, ``rope_scaling`` wins, as in ``transformers``."""
+    """Reads the RoPE settings; if both keys are present, ``rope_scaling`` takes precedence, as in ``transformers``."""
     name = "rope_scaling" if read.config.get("rope_scaling") else "rope_parameters"
     rope = read.config.get(name) or {}
     if not isinstance(rope, Mapping):
@@ -389,16 +392,16 @@ def _rope(read: _Reader, family: Family) -> dict[str, Any]:
     return settings | {
         "rope_scaling": _ROPE_KINDS[kind],
         "rope_factor": rope_reader.number("factor"),
-        # transformers prefers the value at the top level to the one in the RoPE settings.
+        # In transformers, the value at the top level takes precedence over the one in the RoPE settings.
         "rope_length": read.whole("original_max_position_embeddings", length),
     }
 
 
 def _theta(read: _Reader, chosen: _Reader) -> float:
-    """Reads the base of the wavelengths: from the chosen RoPE settings, else from the top level.
+    """Reads the base of the RoPE wavelengths from the chosen RoPE settings, else from the top level.
 
-    If ``rope_scaling`` was added by hand, ``transformers`` ignores the base in ``rope_parameters``. A configuration
-    whose bases differ is therefore refused.
+    If ``rope_scaling`` was added by hand, ``transformers`` ignores the base in ``rope_parameters``. A configuration in
+    which the two differ is therefore refused.
     """
     theta = chosen.number("rope_theta", read.number("rope_theta"))
     other = read.config.get("rope_parameters")

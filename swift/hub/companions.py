@@ -1,7 +1,7 @@
 """The files next to the weights of a Hugging Face model: the tokenizer's files, and the generation settings.
 
-A model directory keeps these files next to ``tokenizer.json``, where an export finds them. They are only used with a
-tokenizer file of that name: a file of another name may lie in the directory of a different tokenizer.
+A model directory keeps these files next to ``tokenizer.json``, where an export finds them. They are only used if the
+tokenizer file has that name, since a file with another name may be in the directory of a different tokenizer.
 """
 
 import json
@@ -32,7 +32,7 @@ _FILES = (
 
 
 def copy_tokenizer(directory: Path, model_dir: Path) -> None:
-    """Copies the files of a tokenizer, with its chat templates."""
+    """Copies the files of a tokenizer, including its chat templates."""
     for name in _FILES:
         if (directory / name).is_file():
             shutil.copyfile(directory / name, model_dir / name)
@@ -43,10 +43,14 @@ def copy_tokenizer(directory: Path, model_dir: Path) -> None:
 
 
 def read_generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads ``generation_config.json``, with missing special tokens from ``config.json``.
+    """Reads ``generation_config.json``, taking special tokens that it lacks from ``config.json``.
+
+    Args:
+        directory: directory of the model.
+        config: content of ``config.json``.
 
     Raises:
-        SettingError: the file is damaged.
+        SettingError: ``generation_config.json`` is damaged.
     """
     generation = read_object(directory / GENERATION) if (directory / GENERATION).is_file() else {}
     tokens = {key: config[key] for key in (BEGIN, END, PAD) if config.get(key) is not None}
@@ -54,7 +58,7 @@ def read_generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any
 
 
 def generation_of(tokenizer: TokenizerFile) -> dict[str, Any]:
-    """Returns the generation settings next to a tokenizer file, with the tokenizer's own special tokens.
+    """Returns the generation settings stored next to a tokenizer file, with the tokenizer's own special tokens.
 
     Raises:
         SettingError: the tokenizer or ``generation_config.json`` is damaged.
@@ -71,11 +75,11 @@ def generation_of(tokenizer: TokenizerFile) -> dict[str, Any]:
 
 
 def special_tokens(generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Returns the special tokens for ``config.json``; null is explicit, since the family's class has other defaults.
+    """Returns the special tokens for ``config.json``, with missing ones as null to override the class's defaults.
 
     Args:
         generation: content of ``generation_config.json``.
-        vocab_size: number of rows of the embedding; a padding token beyond it becomes null.
+        vocab_size: number of rows of the embedding; a padding token outside these rows becomes null.
     """
     pad = generation.get(PAD)
     is_row = isinstance(pad, int) and 0 <= pad < vocab_size
@@ -90,7 +94,7 @@ def write_tokenizer(tokenizer: TokenizerFile, model_dir: Path) -> None:
         shutil.copyfile(tokenizer.path, model_dir / TOKENIZER)
     if (model_dir / TOKENIZER_CONFIG).exists():
         return
-    # Without a class, transformers would build the family's own tokenizer from the vocabulary, with other rules.
+    # Without a class, transformers would build the family's own tokenizer, which splits text by other rules.
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if tokenizer.begin_of_prompt is not None:
         config["bos_token"] = tokenizer.begin_of_prompt

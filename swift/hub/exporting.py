@@ -1,4 +1,4 @@
-"""Export of a run's model or a model directory: in Hugging Face format, or as plain arrays for one device."""
+"""Export of the model of a run or a model directory, in Hugging Face format or as plain arrays for one device."""
 
 import json
 from collections import Counter
@@ -42,16 +42,16 @@ def export_hugging_face(
 
     Args:
         experiment: settings of the model.
-        load: reads (architecture, parameters of the whole model). Called once it is known that a supported architecture
-            matches the model, and that ``out`` can be made.
-        out: directory to make.
-        dtype: type of the tensors; None: the type of each parameter.
-        most: bytes per file of tensors, unless a single tensor is larger.
+        load: function that reads (architecture, parameters of the whole model). It is called only after checking that a
+            supported architecture matches the model and that ``out`` can be created.
+        out: directory to create.
+        dtype: dtype of the tensors; None for the dtype of each parameter.
+        most: maximum bytes per file of tensors, unless a single tensor is larger.
 
     Raises:
-        SettingError: no supported architecture matches the model.
-        RunError: the directory cannot be written; nothing of it is left.
-        KeyboardInterrupt: a signal has arrived; nothing of the directory is left.
+        SettingError: no supported architecture matches the model, or ``out`` cannot be created.
+        RunError: the directory cannot be written; no files are left behind.
+        KeyboardInterrupt: a signal arrived; no files are left behind.
     """
     check_new(out)
     decoder, tokenizer = decoder_of(experiment), experiment.data.tokenizer
@@ -73,7 +73,7 @@ def export_hugging_face(
 
 
 def _generation(data: DataConfig) -> dict[str, Any]:
-    """Returns the generation settings; of a token file without a tokenizer file, only the end token is known."""
+    """Returns the generation settings; without a tokenizer file, only the EOS token is known."""
     if isinstance(data.tokenizer, TokenizerFile):
         return generation_of(data.tokenizer)
     end = data.source.end_of_document if isinstance(data.source, TokenFile) else data.tokenizer.separator
@@ -81,10 +81,10 @@ def _generation(data: DataConfig) -> dict[str, Any]:
 
 
 def decoder_of(experiment: Experiment) -> Decoder:
-    """Finds the supported architecture that computes the same as an experiment's model.
+    """Finds the supported architecture whose computation equals that of an experiment's model.
 
     Raises:
-        SettingError: there is none.
+        SettingError: no supported architecture matches.
     """
     model, experts = experiment.model, experiment.experts
     for family in FAMILIES.values():
@@ -103,7 +103,7 @@ def decoder_of(experiment: Experiment) -> Decoder:
 
 
 def _is_of_family(decoder: Decoder) -> bool:
-    """Whether a family's ``config.json`` can express all settings of a model: they survive a round trip."""
+    """Whether a family's ``config.json`` can express all settings of a model, which is checked by a round trip."""
     try:
         again = read_decoder(write_decoder(decoder, "float32"), "")
     except SettingError:
@@ -112,7 +112,7 @@ def _is_of_family(decoder: Decoder) -> bool:
 
 
 def _said(decoder: Decoder) -> Any:
-    """Normalizes a decoder for comparison: equivalent settings become equal, and settings without effect are reset."""
+    """Normalizes a decoder for comparison, so that equivalent settings are equal and those without effect are reset."""
     model = decoder.model.explicit
     model = replace(model, moe_pattern=(True,) if all(model.moe_pattern) else model.moe_pattern)
     if all(model.moe_layers):
@@ -121,7 +121,7 @@ def _said(decoder: Decoder) -> Any:
         model = replace(model, rope_factor=1.0)
     if model.rope_scaling != "yarn":
         model = replace(model, rope_length=1)
-    return replace(decoder, model=model, aux_loss_coefficient=0.0)  # any value can be expressed, but is rounded
+    return replace(decoder, model=model, aux_loss_coefficient=0.0)  # every value can be expressed, but is rounded
 
 
 def _tensors(
@@ -138,20 +138,20 @@ def _tensors(
 def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> RestorePlan:
     """Writes the master weights of a run's checkpoint as one plain array per parameter, such as ``head.0.out.kernel``.
 
-    The run's configuration is copied, too.
+    The run's configuration is copied as well.
 
     Args:
         experiment: settings of the run.
         run_dir: run directory.
-        out: directory to make.
-        step: iteration of the checkpoint; None: the newest intact one.
+        out: directory to create.
+        step: iteration of the checkpoint; None for the newest intact one.
 
     Returns:
-        The origin of the weights; in a partial checkpoint some experts are older than the iteration.
+        The plan by which the weights were read; with partial checkpoints, some experts are from older iterations.
 
     Raises:
         SettingError: there is no such checkpoint, it is damaged, or ``out`` exists.
-        RunError: the model cannot be written; nothing of it is left.
+        RunError: the model cannot be written; no files are left behind.
     """
     check_new(out)
     plan = find_checkpoint(experiment, run_dir, step)
@@ -168,7 +168,7 @@ def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> 
     Args:
         experiment: settings of the run.
         run_dir: run directory.
-        step: iteration of the checkpoint; None: the newest intact one.
+        step: iteration of the checkpoint; None for the newest intact one.
 
     Raises:
         SettingError: there is no such checkpoint, or it is damaged.
@@ -183,7 +183,7 @@ def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> 
 
 def load_weights(experiment: Experiment, run_dir: Path, plan: RestorePlan) -> tuple[GPT, Weights]:
     """Reads a checkpoint's master weights; returns (architecture, weights of whole experts, on the host)."""
-    from swift.train.build import make_step_spec, on_storage_mesh  # here, since only runs need the step
+    from swift.train.build import make_step_spec, on_storage_mesh  # imported on use, as only runs need it
 
     spec = make_step_spec(on_storage_mesh(experiment), storage_mesh(experiment.topology))
     state = load_state(run_dir / "checkpoints", plan, spec)

@@ -1,4 +1,4 @@
-"""Import of a Hugging Face model as a model directory: the same values under Swift's names, in their stored types."""
+"""Import of a Hugging Face model as a model directory, with the same values and dtypes under Swift's names."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -39,15 +39,15 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
 
     Args:
         directory: directory with ``config.json``, ``tokenizer.json`` and safetensors files.
-        out: model directory to make.
+        out: model directory to create.
 
     Returns:
         The settings of an experiment with this model, which are also stored in ``out``.
 
     Raises:
-        SettingError: the architecture is unknown, a file is missing or truncated, or sizes do not agree.
-        RunError: the model cannot be written; nothing of it is left.
-        KeyboardInterrupt: a signal has arrived; nothing of the model is left.
+        SettingError: the architecture is unknown, a file is missing or truncated, or sizes do not match.
+        RunError: the model cannot be written; no files are left behind.
+        KeyboardInterrupt: a signal arrived; no files are left behind.
     """
     check_new(out)
     config = read_object(directory / CONFIG)
@@ -76,7 +76,7 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
 
 
 def _experiment_of(decoder: Decoder, tokenizer: TokenizerFile) -> Experiment:
-    """Returns an experiment with an imported model; routing is dropless, as in ``transformers``."""
+    """Returns an experiment with an imported model and dropless routing, as in ``transformers``."""
     experts = ExpertConfig(
         num_classes=decoder.num_experts,
         slots_per_rank=decoder.num_experts,
@@ -89,7 +89,7 @@ def _experiment_of(decoder: Decoder, tokenizer: TokenizerFile) -> Experiment:
 
 
 def _with_own_head(decoder: Decoder, files: TensorFiles) -> Decoder:
-    """Unties head and embedding if the files hold a head that differs, whatever the configuration says."""
+    """Unties the head from the embedding if the files contain a different head, regardless of the configuration."""
     if not decoder.model.tied_embeddings or not {EMBEDDING, HEAD} <= files.shapes.keys():
         return decoder
     head, embedding = (value for _, value in sorted(files.read(HEAD, EMBEDDING)))
@@ -99,7 +99,7 @@ def _with_own_head(decoder: Decoder, files: TensorFiles) -> Decoder:
 
 
 def _stored_parts(decoder: Decoder, files: TensorFiles) -> dict[str, tuple[str, Index]]:
-    """Returns where each tensor is stored: (name in the files, index of the values in that stored tensor)."""
+    """Returns the location of each tensor: (name of the stored tensor, index of the values in that tensor)."""
     parts: dict[str, tuple[str, Index]] = {}
     for tensor, shape in files.shapes.items():
         for name, index in parts_of_tensor(decoder.family, tensor, shape):
@@ -130,7 +130,7 @@ def _read_parameters(
     locations: Sequence[TensorLocation],
     interrupt: Interrupt,
 ) -> dict[str, Any]:
-    """Reads all parameters, as a tree by group, layer and name, in the stored types."""
+    """Reads all parameters, as a tree by group, layer and name, in their stored dtypes."""
     places: dict[str, list[tuple[TensorLocation, Index]]] = {}
     for location in locations:
         tensor, index = parts[location.name]
@@ -152,16 +152,16 @@ def _read_parameters(
 
 
 def _read_tokenizer(generation: Mapping[str, Any], path: Path) -> TokenizerFile:
-    """Reads the tokenizer, with the tokens that begin and end a text for this model."""
+    """Reads the tokenizer, with the BOS and EOS tokens of this model."""
     tokenizer = TokenizerFile(str(path), _end_of_document(generation, path))
     begin = tokenizer.put_before()
-    # Only if the tokenizer adds a first token by itself, and the model expects the same one.
+    # Use a BOS token only if the tokenizer prepends one by itself, and the model expects the same one.
     begun = tokenizer if begin is None else replace(tokenizer, begin_of_prompt=begin)
     return begun if begun.begin == generation.get(BEGIN) else tokenizer
 
 
 def _end_of_document(generation: Mapping[str, Any], path: Path) -> str:
-    """Returns the token that ends a text for the model: the first of ``eos_token_id`` that the tokenizer has."""
+    """Returns the model's EOS token, which is the first of ``eos_token_id`` that is in the tokenizer."""
     tokenizer = read_object(path)
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens") or []
     if not isinstance(added, list):

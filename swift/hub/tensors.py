@@ -1,11 +1,11 @@
 """The tensors of a Hugging Face checkpoint: their locations in Swift's parameters, and the safetensors files.
 
-Hugging Face stores a matrix as ``[out, in]``, Swift as ``[in, out]``; Swift joins the matrices of queries, keys and
-values into one. ``transformers`` 5 holds the experts of a layer in two fused tensors, and can store them so; this
-format is read, too.
+Hugging Face stores a matrix as ``[out, in]``, and Swift as ``[in, out]``. Swift concatenates the matrices of queries,
+keys and values. ``transformers`` 5 holds the experts of a layer in two fused tensors and can also store them in this
+format, which is supported when reading.
 
-A directory has one safetensors file, or several with an index. If there is both a single file and an index, the single
-file is read, as in ``transformers``.
+A directory contains one safetensors file, or several with an index. If there are both a single file and an index, the
+single file is read, as in ``transformers``.
 """
 
 import json
@@ -27,11 +27,11 @@ Index: TypeAlias = tuple[int | slice, ...]
 _OF_MOE = re.compile(r"(model\.layers\.\d+)\.mlp\.(gate\.|experts\.|shared_experts\.)(.*)")
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 _COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
-"""Tensors in older checkpoints that follow from the configuration, and are ignored."""
+"""Tensors in older checkpoints that can be computed from the configuration, and are ignored."""
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _METADATA = {"format": "pt"}
-"""Metadata that ``transformers`` requires in a file; it marks the conventions of PyTorch."""
+"""Metadata that ``transformers`` requires in a file, which declares the conventions of PyTorch."""
 
 
 class TensorLocation(NamedTuple):
@@ -46,11 +46,11 @@ class TensorLocation(NamedTuple):
     layer: int
     """Index of the parameter in its group's stack."""
     leaf: str
-    """The parameter, such as ``qkv.kernel``."""
+    """Name of the parameter within the layer, such as ``qkv.kernel``."""
     expert: int | None = None
     """Index of the expert, for parameters with a leading expert dimension."""
     first: int = 0
-    """First column of the parameter that the tensor fills."""
+    """First of the parameter's columns that the tensor fills, for a matrix."""
 
     @property
     def parameter(self) -> str:
@@ -95,10 +95,11 @@ def parts_of_tensor(family: Family, name: str, shape: tuple[int, ...]) -> Iterat
         shape: shape of the stored tensor.
 
     Yields:
-        (name, index of the values): the tensor itself, or for fused experts the matrices of each expert.
+        (name, index of the values in the stored tensor), for the tensor itself or, if it is fused, for the matrices of
+        each expert.
     """
     moe_match = _OF_MOE.fullmatch(name)
-    if moe_match:  # transformers 5 calls the module ``mlp`` in memory, whatever the family
+    if moe_match:  # transformers 5 names the module ``mlp`` in memory, for every family
         name = f"{moe_match[1]}.{family.moe}.{moe_match[2]}{moe_match[3]}"
     fused = _FUSED.fullmatch(name)
     if _COMPUTED.fullmatch(name):
@@ -172,7 +173,7 @@ class TensorFiles:
 
     Attributes:
         directory: directory of the files.
-        file_of: name of the file that holds each tensor.
+        file_of: name of the file that contains each tensor.
         shapes: shape of each tensor.
     """
 
@@ -185,7 +186,7 @@ class TensorFiles:
         """Reads the index and the headers of the files.
 
         Raises:
-            SettingError: a file is missing, truncated or no safetensors file, or lacks a tensor that the index names.
+            SettingError: a file is missing, truncated or not a safetensors file, or lacks a tensor of the index.
         """
         index = directory / INDEX
         file_of = _read_index(index) if index.exists() and not (directory / SINGLE).exists() else None
@@ -201,7 +202,7 @@ class TensorFiles:
         return cls(directory, file_by_tensor, shapes)
 
     def read(self, *names: str) -> Iterator[tuple[str, np.ndarray]]:
-        """Reads the named tensors, or all if none are named, file by file, in their stored types."""
+        """Reads the named tensors, or all if no names are given, file by file, in their stored dtypes."""
         selected = set(names or self.file_of)
         for name in sorted({self.file_of[tensor] for tensor in selected}):
             with _opened(self.directory / name) as file:
@@ -217,11 +218,11 @@ def write_tensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], si
         directory: existing directory.
         tensors: name and value of each tensor; consumed lazily, so that only one file's tensors are in memory.
         sizes: size of each tensor in bytes.
-        most: size of a file in bytes, at most, unless a single tensor is larger.
+        most: maximum size of a file in bytes, unless a single tensor is larger.
 
     Raises:
         OSError: a file cannot be written.
-        RunError: a file cannot be written, or does not hold the values that were written.
+        RunError: a file cannot be written, or its values differ from those in memory.
     """
     counts = _counts(sizes, most)
     names = [SINGLE]
@@ -239,7 +240,7 @@ def write_tensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], si
 
 
 def _counts(sizes: Sequence[int], most: int) -> list[int]:
-    """Returns the number of tensors for each file, filled in order."""
+    """Returns the number of tensors in each file, when files are filled in order."""
     counts, used = [0], 0
     for size in sizes:
         if counts[-1] and used + size > most:
@@ -266,7 +267,7 @@ def _write(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file; raises SettingError if the file cannot be read or holds something else."""
+    """Reads a JSON object from a file; raises SettingError if the file is unreadable or is not a JSON object."""
     try:
         content = json.loads(read_regular(path))
     except OSError as error:

@@ -1,7 +1,7 @@
 """Comparison of several runs: a table, as in the papers, and charts that show all runs together.
 
-The charts show loss, drops, load and the optimizer's numbers. Runs that differ only in their seed form a group; the
-charts and a second table show its mean and range.
+The charts show loss, dropped tokens, load, optimizer metrics and throughput. Runs that differ only in their seed form a
+group; the charts and a second table show its mean and range.
 """
 
 import math
@@ -33,7 +33,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 _SEED = "Experiment.seed"
 _HISTORY = ("init_from", "settings_changed")
-"""Events by which a run differs from what its settings say; all runs of a group must have the same ones."""
+"""Events that make a run differ from its settings; all runs of a group must have the same ones."""
 NOTE = (
     "n runs that differ in their seed alone: their mean, and in brackets the smallest and the largest value. In the "
     "charts the mean is a line or a ring, and its band or bar extends from the smallest to the largest; lines are "
@@ -45,8 +45,8 @@ def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Collects the table's values, one row per run.
 
     Returns:
-        For each run its ``name``, unique among the runs, its ``placement`` policy, and the measures of
-        :func:`swift.runlog.measure`.
+        For each run, its ``name``, unique among the runs, its ``placement`` policy, and the measures of
+        ``swift.runlog.measure``.
 
     Raises:
         SettingError: a run's metrics are damaged.
@@ -60,7 +60,7 @@ def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def comparison_table(runs: Sequence[Run]) -> TerminalTable:
-    """Builds a terminal table from :func:`comparison_rows`; '-' stands for a missing value."""
+    """Builds a terminal table from ``comparison_rows``; missing values are shown as '-'."""
     table = TerminalTable([heading for heading, _ in COLUMNS.values()], texts=("run", "placement"))
     for row in comparison_rows(runs):
         table.add_row(*cells(row))
@@ -68,14 +68,14 @@ def comparison_table(runs: Sequence[Run]) -> TerminalTable:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """Formats a row from :func:`comparison_rows` in the order of ``COLUMNS``; control characters are escaped."""
+    """Formats a row from ``comparison_rows`` in the order of ``COLUMNS``; control characters are escaped."""
     return ["-" if row[key] is None else printable(show(row[key])) for key, (_, show) in COLUMNS.items()]
 
 
 def _policy_of(run: Run) -> str | None:
     """Returns the name of a run's placement policy, from its summary or, for an unfinished run, its configuration.
 
-    A user's own policy is not imported; its class name is returned. None if the run names no policy.
+    A user-defined policy is not imported; its class name is returned. Returns None if the policy is unknown.
     """
     named = (run.summary or {}).get("placement")
     if isinstance(named, str):
@@ -99,7 +99,7 @@ def _policy_of(run: Run) -> str | None:
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
-    """Labels runs by name, followed by the directory if several share a name; control characters are escaped."""
+    """Labels runs by name, followed by the directory if several have the same name; control characters are escaped."""
     names = [run.name for run in runs]
     return [
         printable(name if names.count(name) == 1 else f"{name} ({run.path})")
@@ -125,15 +125,15 @@ class SeedGroup:
 def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
     """Finds the seed groups among a report's runs.
 
-    In no group are: a run that repeats a seed, a run without a record, and a run that is shorter than the others. A
-    mean over a varying number of runs would jump where one of them ends.
+    A run is not in a group if it repeats a seed, has no recorded steps, or has another length than the others. A mean
+    over a varying number of runs would jump where one of them ends.
     """
     runs_by_key: dict[object, dict[str, int]] = {}
     for index, run in enumerate(runs):
         settings = settings_in(run.config_text)
         seed = settings.pop(_SEED, "").partition("=")[2].strip()
         if seed and len(run.metrics):
-            # Without their times, which differ even between runs with the same history.
+            # Events are compared without their times, which differ even between runs with the same history.
             history = [{**event, "time": None} for event in run.events if event.get("event") in _HISTORY]
             key = (frozenset(settings.values()), run.metrics.last_step, repr(history))
             runs_by_key.setdefault(key, {}).setdefault(seed, index)
@@ -155,7 +155,7 @@ def _name(runs: Sequence[Run]) -> str:
 
 
 def seeds_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> Table:
-    """Builds a table with one row per group: number of runs, their seeds, each measure's mean and range.
+    """Builds a table with one row per group: number of runs, their seeds, and each measure's mean and range.
 
     Raises:
         SettingError: a run's metrics are damaged.
@@ -170,7 +170,7 @@ def seeds_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> Table:
 
 
 def _cell(key: str, values: Sequence[float | None]) -> str:
-    """Formats mean and range; if some runs have no value, also the number of runs that have one."""
+    """Formats the mean and range of a measure and, if some runs have no value, the number of runs that have one."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -180,13 +180,13 @@ def _cell(key: str, values: Sequence[float | None]) -> str:
 
 
 def _like(example: float, value: float) -> float:
-    """Converts a number to the example's type, so that a mean of counts is shown as a count."""
+    """Rounds a number if the example is an integer, so that a mean of counts is shown as a count."""
     return round(value) if isinstance(example, int) else value
 
 
 @dataclass(frozen=True)
 class RunStyle:
-    """A run's label, colour and line style in all pictures of a report."""
+    """A run's label, color and line style in all pictures of a report."""
 
     label: str
     color: str
@@ -194,9 +194,9 @@ class RunStyle:
 
 
 def run_styles(runs: Sequence[Run]) -> list[RunStyle]:
-    """Chooses labels, colours and line styles. A run has its placement policy's colour, see ``colors_of``.
+    """Chooses labels, colors and line styles. A run has the color of its placement policy, see ``colors_of``.
 
-    Runs that differ only in their seed share a colour and differ in their line styles.
+    Runs that differ only in their seed have the same color and different line styles.
     """
     first = {index: group.members[0] for group in seed_groups(runs) for index in group.members}
     drawn = [index for index in range(len(runs)) if first.get(index, index) == index]
@@ -207,7 +207,7 @@ def run_styles(runs: Sequence[Run]) -> list[RunStyle]:
 
 
 def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
-    """Draws the charts of all runs, each if at least one run has its numbers.
+    """Draws the charts of all runs, omitting those for which no run has data.
 
     Raises:
         SettingError: a run's record is damaged.
@@ -260,7 +260,7 @@ def _picture(name: str, caption: str, chart: Chart) -> Picture:
 
 
 class _Lines:
-    """Source of the charts' lines: one for each run, and a band for each seed group.
+    """Builder of the charts' lines: one for each run, and a band for each seed group.
 
     Args:
         runs: runs of a report.
@@ -272,7 +272,7 @@ class _Lines:
     def chart(
         self, ylabel: str, name: str, shown: Callable[[np.ndarray], np.ndarray] = lambda values_T: values_T
     ) -> Chart | None:
-        """Builds the chart of a metric, converted by ``shown``; None if no run has the metric."""
+        """Builds the chart of a metric, converted by ``shown``; returns None if no run has the metric."""
         curves = [replace(curve, values_T=shown(curve.values_T)) for curve in self.curves(name)]
         return Chart(ylabel, curves, self.bands(curves)) if curves else None
 
@@ -295,7 +295,7 @@ class _Lines:
 
 
 def _band(name: str, curves: Sequence[Curve]) -> Band:
-    """Builds the band for some runs in a group, over the steps that all have."""
+    """Builds the band for runs of a group, over the steps that all of them have recorded."""
     steps_T = reduce(np.intersect1d, [curve.steps_T for curve in curves])
     values_NT = np.stack([curve.values_T[np.isin(curve.steps_T, steps_T)] for curve in curves])
     return Band(name, curves[0].color, curves[0].style, [curve.index for curve in curves], steps_T, values_NT)

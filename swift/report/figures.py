@@ -1,4 +1,4 @@
-"""Content of a report, in order: sections on all runs together, then on each run."""
+"""Content of a report: sections on all runs together, followed by sections on each run."""
 
 import math
 import re
@@ -26,9 +26,9 @@ from swift.runlog.files import ranges_text
 from swift.runlog.reading import Run, ratio, scalars
 
 _MAX_BARS = 40
-"""Largest number of runs in the bar chart of time; the table has them all."""
+"""Maximum number of runs in the bar chart of time; the table contains all of them."""
 _MAX_CELLS = 80_000
-"""Largest number of heat map values per run in the page; beyond it, neighbouring bins are merged."""
+"""Maximum number of heat map values per run in the page; if there are more, neighboring bins are merged."""
 
 
 def sections_of_all(runs: Sequence[Run]) -> list[Section]:

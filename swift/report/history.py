@@ -1,8 +1,8 @@
-"""A run's history on one clock: configurations, incidents, presence of its workers, and time by cause.
+"""A run's history on one clock: its configurations, incidents, worker uptimes, and time by cause.
 
-Incidents are failures, recoveries, rejoins and restores. Every moment has exactly one cause. For a run of several
-processes the supervisor accounts for the time, see ``swift.elastic.reporting.goodput``; for a run in one process it is
-computed here from the record.
+Incidents are failures, recoveries, rejoins, restores, resumes and stops. Every moment is attributed to exactly one
+cause. For a run with several processes, the supervisor accounts for the time, see ``swift.elastic.reporting.goodput``;
+for a run in one process, the time by cause is computed here from the record.
 
 Shape suffix: T steps.
 """
@@ -40,23 +40,23 @@ _STOPS = {
 _CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun", "waiting", "other")
 """Causes to which time is attributed.
 
-- startup: until the first iteration, and that iteration's excess over the usual duration.
+- startup: time until the first iteration, and the excess of that iteration over the usual duration.
 - useful: iterations, each counted once.
-- saving: training waits for a checkpoint.
-- detection: a worker is dead or stuck, and nobody has noticed yet.
+- saving: waiting for a checkpoint.
+- detection: time from the death or hang of a worker until it is detected.
 - reconfiguration: the change to other workers, and the excess of the first iteration after it.
 - rerun: iterations that are run again.
-- waiting: some stage has no process.
+- waiting: time during which a stage has no process.
 - other: evaluations, writing the record, and iterations that a later invocation ran again.
 """
 
 _MAX_PLACES = 100_000
-"""More places than any cluster has; a record that claims more is damaged."""
+"""Upper bound on the number of workers or ranks; a record with more is considered damaged."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """An event, with its time on the run's clock in seconds of running."""
+    """An event, with its time on the run's clock, in seconds of running."""
 
     seconds: float
     fields: Mapping[str, Any]
@@ -69,7 +69,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Span:
-    """One invocation of a run, from its first to its last known moment; in seconds of running."""
+    """One invocation of a run, from its first to its last known moment, in seconds of running."""
 
     start_s: float
     end_s: float
@@ -77,12 +77,12 @@ class Span:
 
 @dataclass(frozen=True)
 class History:
-    """A run on its own clock, which stands still between invocations.
+    """A run's events and steps on its own clock, which is stopped between invocations.
 
     Attributes:
         events: events in order.
         spans: invocations in order.
-        step_s_T: float64[T], time at which each recorded step was done, in seconds of running; NaN if not recorded.
+        step_s_T: float64[T], time at which each recorded step ended, in seconds of running; NaN if not recorded.
     """
 
     events: list[Timed]
@@ -91,7 +91,7 @@ class History:
 
     @property
     def end_s(self) -> float:
-        """Total time for which the run has been running, in seconds."""
+        """Total running time of the run, in seconds."""
         return self.spans[-1].end_s if self.spans else 0.0
 
     def span_of(self, seconds: float) -> int:
@@ -101,15 +101,15 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationPeriod:
-    """A stretch of consecutive iterations with the same workers and ranks.
+    """A period of consecutive iterations with the same workers and ranks.
 
     Attributes:
-        after: last iteration before the stretch.
-        start_s, end_s: start and end of the stretch, in seconds of running.
-        down: workers or ranks that were down throughout; None if the record does not name them.
+        after: last iteration before the period.
+        start_s, end_s: start and end of the period, in seconds of running.
+        down: workers or ranks that were down throughout the period; None if the record does not name them.
         plan: event with a pipeline's ``plan``, see ``swift.schedules.read_plan``, and its ``failed`` workers; None for
-            a single worker, or if none is recorded.
-        num_steps: iterations of the stretch that were not run again later.
+            a single worker, or if no plan is recorded.
+        num_steps: number of iterations of the period that were not run again later.
         median_step_ms, period_ratio, bubble_share: medians over these iterations; None if unknown.
     """
 
@@ -146,7 +146,7 @@ def history_of(run: Run) -> History:
         total_s = spans[-1].end_s
 
     def on_clock(times: Any) -> np.ndarray:
-        # Times before the first event count to the first invocation.
+        # Times before the first event belong to the first invocation.
         span = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
         return times + np.array(offsets)[span] if starts else np.asarray(times, float)
 
@@ -155,7 +155,7 @@ def history_of(run: Run) -> History:
 
 
 def configuration_periods(run: Run, history: History) -> list[ConfigurationPeriod]:
-    """Returns a run's stretches in order, including stretches whose iterations were all run again."""
+    """Returns a run's configuration periods in order, including those whose iterations were all run again."""
     everybody = {name for timed in history.events for name in names_in(timed.fields, "processes", "members")}
     begun: list[dict[str, Any]] = []
     down: set[str] | None = None
@@ -186,7 +186,7 @@ def configuration_periods(run: Run, history: History) -> list[ConfigurationPerio
 
 
 def names_in(event: Mapping[str, Any], *fields: str) -> list[str]:
-    """Returns the workers, ranks or processes that are named in some fields of an event."""
+    """Returns the workers, ranks or processes that are named in the given fields of an event."""
     name_lists = [event.get(field) for field in fields]
     return [str(name) for names in name_lists if isinstance(names, list) for name in names]
 
@@ -197,7 +197,7 @@ def _is_number(value: object) -> bool:
 
 
 def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
-    """Returns a number in an event; None if it is missing. Raises SettingError if it is not a number."""
+    """Returns a number from an event, or None if it is missing; raises SettingError if it is not a number."""
     value = event.get(name)
     if value is not None and not _is_number(value):
         raise _damaged(run, EVENTS, f"{name} of {event['event']!r}", f"must be a number, and is {value!r}")
@@ -205,7 +205,7 @@ def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
 
 
 def _stretch_of_steps(run: Run, history: History, begun: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Returns each step's stretch as an index, by time where known, else by iteration; -1 before the first one."""
+    """Returns the index of each step's period, by time if known, else by iteration; -1 before the first period."""
     starts = [stretch["start_s"] for stretch in begun]
     by_time_T = np.searchsorted(starts, history.step_s_T, side="right") - 1
     if np.isfinite(history.step_s_T).all():
@@ -231,7 +231,7 @@ def _measured(measured: Mapping[str, np.ndarray], is_own_T: np.ndarray) -> dict[
 
 
 def _starts(run: Run, times: Sequence[float]) -> list[float]:
-    """Returns each invocation's start; older records of `launch` lack the event for the first one."""
+    """Returns the start time of each invocation; older records of ``launch`` lack the event for the first one."""
     names = [event["event"] for event in run.events]
     begun = []
     for index, name in enumerate(names):
@@ -260,9 +260,9 @@ class Incident:
     Attributes:
         kind: kind of incident.
         seconds: time of the incident, in seconds of running.
-        step: last iteration done before it, or the first one after it.
-        who: workers, ranks or processes concerned; empty if all are.
-        what: phrase that describes it.
+        step: last iteration done before the incident, or first iteration after it.
+        who: workers, ranks or processes affected; empty if all are affected.
+        what: phrase that describes the incident.
         took_s: duration in seconds; None if unknown.
     """
 
@@ -290,7 +290,7 @@ def _reconfigure_s(run: Run, timed: Timed) -> float:
 
 
 def _since_s(run: Run, timed: Timed) -> float:
-    """Returns when the recorded action began, in seconds of running: a reconfiguration is recorded at its end."""
+    """Returns the start of an event in seconds of running; a reconfiguration is recorded at its end."""
     return max(0.0, timed.seconds - _reconfigure_s(run, timed)) if timed.name == "reconfigure" else timed.seconds
 
 
@@ -337,7 +337,7 @@ def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
 
 
 def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
-    """Returns the seconds by cause, which sum to the run's total time of running; None if unknown.
+    """Returns the seconds by cause, which sum to the run's total running time, or None if they are unknown.
 
     Raises:
         SettingError: the record is damaged.
@@ -347,7 +347,7 @@ def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
         spent = {cause: sum(account.get(f"{cause}_s", 0.0) for account in accounts) for cause in _CAUSES}
         running_s = sum(account["total_s"] for account in accounts)
         if len(accounts) < sum(timed.name in _BEGINNINGS for timed in history.events):
-            running_s = max(running_s, history.end_s)  # a supervisor that was killed left no account
+            running_s = max(running_s, history.end_s)  # a supervisor that was killed did not record an account
         spent["other"] = max(0.0, running_s - sum(spent.values()))
         return spent
     is_launched = any(timed.name == "generation_live" for timed in history.events)
@@ -357,7 +357,7 @@ def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
 
 
 def _accounts(run: Run) -> list[Mapping[str, float]]:
-    """Returns the supervisors' accounts, one for each invocation; older records have only the last one."""
+    """Returns the supervisors' accounts of time by cause, one per invocation; older records have only the last."""
     ends = [event["goodput"] for event in run.events if event.get("goodput") is not None]
     if not ends and run.summary and run.summary.get("goodput") is not None:
         ends = [run.summary["goodput"]]
@@ -368,18 +368,18 @@ def _accounts(run: Run) -> list[Mapping[str, float]]:
 
 
 def _is_account(account: object) -> bool:
-    """Whether a JSON value has the seconds in total and by cause."""
+    """Whether a JSON value is an account, with the total seconds and, if given, the seconds by cause as numbers."""
     if not isinstance(account, dict):
         return False
     return _is_number(account.get("total_s")) and all(_is_number(account.get(f"{cause}_s", 0.0)) for cause in _CAUSES)
 
 
 def _recorded(run: Run, history: History) -> dict[str, float]:
-    """Computes the time by cause from iteration ends, and the durations of iterations, reconfigurations and saves."""
+    """Computes the time by cause from the ends and durations of iterations, reconfigurations and saves."""
     spent = dict.fromkeys(_CAUSES, 0.0)
     took_T = np.nan_to_num(scalars(run, "step_ms")) / 1000
     usual_s = float(np.median(took_T)) if took_T.size else 0.0
-    # At equal times an event sorts after an iteration, which was finished first.
+    # At equal times, an event sorts after an iteration, which ended first.
     ends = zip(history.step_s_T.tolist(), took_T.tolist(), strict=True)
     moments: list[tuple[float, bool, Any]] = [(end_s, False, took_s) for end_s, took_s in ends if np.isfinite(end_s)]
     moments += [(timed.seconds, True, timed) for timed in history.events]
@@ -412,7 +412,7 @@ def _time_and_kind(moment: tuple[float, bool, Any]) -> tuple[float, bool]:
 
 @dataclass(frozen=True)
 class Uptime:
-    """The times during which a worker, expert rank or process took part.
+    """The periods during which a worker, expert rank or process was live.
 
     Attributes:
         name: name, such as ``0:1`` or ``0:1 rank 3``.
@@ -424,7 +424,7 @@ class Uptime:
 
 
 def presences_of(run: Run, history: History) -> list[Uptime]:
-    """Returns when every worker, rank or process took part, in mesh order; empty if the record does not name them.
+    """Returns the uptime of every worker, rank or process, in mesh order; empty if the record does not name them.
 
     Raises:
         SettingError: an event is damaged.
@@ -442,7 +442,7 @@ def presences_of(run: Run, history: History) -> list[Uptime]:
         present = _present_after(timed, since.keys(), names)
         if present is None:
             continue
-        # Members of an invocation left when it ended, not when the next one began.
+        # Members of an invocation leave at its end, not at the start of the next one.
         previous_end_s = history.spans[max(0, history.span_of(timed.seconds) - 1)].end_s
         for name in [name for name in since if name not in present or timed.name in _BEGINNINGS]:
             leave(name, min(timed.seconds, previous_end_s) if timed.name in _BEGINNINGS else _since_s(run, timed))
@@ -453,7 +453,7 @@ def presences_of(run: Run, history: History) -> list[Uptime]:
 
 
 def _present_after(timed: Timed, before: Any, names: list[str]) -> set[str] | None:
-    """Returns the names of all members after an event; None if the event changes nothing."""
+    """Returns the names of all members after an event, or None if the event does not change them."""
     event = timed.fields
     failed = set(names_in(event, "failed"))
     match timed.name:
@@ -483,7 +483,7 @@ def _all_names(run: Run, history: History) -> list[str]:
 
 
 def _topology_names(run: Run, event: Mapping[str, Any]) -> list[str]:
-    """Returns the workers' names; with a single pipeline, the expert ranks' names."""
+    """Returns the names of the workers, or of the expert ranks if there is a single pipeline."""
     numbers = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
     counts = [count for count in numbers if count is not None]
     if len(counts) < len(numbers):
@@ -497,6 +497,6 @@ def _topology_names(run: Run, event: Mapping[str, Any]) -> list[str]:
 
 
 def _order(name: str) -> tuple[list[int], str]:
-    """Returns a sort key in which numbers within names compare as numbers."""
+    """Returns a sort key that compares numbers within names by value."""
     numbers = "".join(character if character.isdigit() else " " for character in name)
     return [int(number) for number in numbers.split()], name

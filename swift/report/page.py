@@ -1,9 +1,9 @@
-"""Self-contained HTML page about one or more runs; it loads nothing from elsewhere.
+"""Self-contained HTML page about one or more runs, which loads no external resources.
 
-Its script redraws the charts of all runs as the reader chooses, from data in the page. Without the script they are
-static pictures: inline SVG that follows the page's colours, with text that can be selected and read aloud. The content
-security policy admits only this script, by its digest, so nothing in a run's files can run as one. All text is escaped
-in this module, and nowhere else.
+Its script redraws the charts of all runs according to the reader's choices, from data in the page. Without the script,
+the charts are static pictures: inline SVG in the page's colors, with text that can be selected and read aloud. The
+content security policy permits only this script, identified by its digest, so nothing in a run's files can run as a
+script. All text is escaped in this module and nowhere else.
 
 Shape suffixes: T steps, N runs, B bins of steps.
 """
@@ -52,10 +52,10 @@ _ID = re.compile(r'(\bid="|\bclip-path="url\(#|fill: url\(#|\bhref="#)')
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _NUM_OPEN = 7
-"""Number of a section's pictures that are visible at once; the others are folded."""
+"""Number of a section's pictures that are visible initially; the others are collapsed."""
 
 _NUM_BINS = 1000
-"""Largest number of points in a line if runs are few; in a longer run, a point is the mean of consecutive steps."""
+"""Maximum number of points in a line if there are few runs; in longer runs, a point is the mean of several steps."""
 _DIGITS = 6
 _DASHES = {"-": "", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}
 
@@ -64,7 +64,7 @@ _Axes = Mapping[str, np.ndarray]
 
 _MAX_EVENTS = 1000
 _MAX_PARTS = 20
-"""Largest number of runs that get a part of their own; a part takes seconds to draw and megabytes of page."""
+"""Maximum number of runs that get their own part; a part takes seconds to draw and adds megabytes to the page."""
 _HELP = (
     "Point at a chart for its values (smoothed in brackets), drag to zoom, double-click for the whole. "
     "Keys in a chart: \N{LEFTWARDS ARROW} \N{RIGHTWARDS ARROW} + - 0, in the maps of a layer also \N{UPWARDS ARROW} "
@@ -96,10 +96,10 @@ script-src 'sha256-{digest}'">
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> None:
-    """Writes the page: a table and charts of all runs together, then, unless there are many, a part on each run.
+    """Writes the page: a table and charts of all runs together, then a part on each run unless there are many.
 
     Args:
-        runs: runs to show, at least one; each has the same colour in every picture.
+        runs: runs to show, at least one; each has the same color in every picture.
         path: path of the file; its directory must exist.
 
     Raises:
@@ -122,7 +122,7 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
         *(_section_html(section, "answers") for section in answers),
         _MANY * (not has_parts),
     ]
-    for index, run in enumerate(runs if has_parts else []):  # one at a time, since figures take much memory
+    for index, run in enumerate(runs if has_parts else []):  # one at a time, since figures use a lot of memory
         sections = sections_of(run, index)
         pictures = [picture for section in sections for picture in section.pictures]
         maps |= {picture.name: picture.maps for picture in pictures if picture.maps is not None}
@@ -190,7 +190,7 @@ def _comparison(runs: Sequence[Run], styles: Sequence[RunStyle]) -> str:
 
 
 def _seeds(runs: Sequence[Run], styles: Sequence[RunStyle], groups: Sequence[SeedGroup]) -> str:
-    """Formats the table of seed groups; empty if there are none."""
+    """Formats the table of seed groups, or an empty text if there are none."""
     if not groups:
         return ""
     marks = [_swatch(styles[group.members[0]].color) for group in groups]
@@ -199,7 +199,7 @@ def _seeds(runs: Sequence[Run], styles: Sequence[RunStyle], groups: Sequence[See
 
 
 def _run(run: Run, index: int, style: RunStyle, sections: Sequence[Section]) -> Iterator[str]:
-    """Yields the part on one run: facts, links to its sections, the sections, events and settings."""
+    """Yields the HTML of the part on one run: facts, links to its sections, the sections, events and settings."""
     name = f"run{index + 1}"
     yield f'<h2 id="{name}">{_swatch(style.color)}{html.escape(style.label)}</h2>'
     yield _facts(run)
@@ -214,7 +214,7 @@ def _run(run: Run, index: int, style: RunStyle, sections: Sequence[Section]) -> 
 
 
 def _facts(run: Run) -> str:
-    """Formats a run's facts in one line: pipelines, stages, layout, device, steps, JAX version, directory."""
+    """Formats a run's facts as one line: pipelines, stages, layout, device, steps, JAX version and directory."""
     summary: dict[str, Any] = run.summary or {}
     names = ("pipelines", "stages", "layout", "device")
     facts = [f"{name}: {summary[name]}" for name in names if summary.get(name) is not None]
@@ -237,7 +237,7 @@ def _events(run: Run, name: str) -> str:
 
 
 def _more(event: dict[str, Any]) -> str:
-    """Formats an event's other fields. A plan is not repeated as text, since it has a picture."""
+    """Formats an event's other fields; a plan is not shown as text, since it is drawn as a picture."""
 
     def fields() -> Iterator[str]:
         for key, value in event.items():
@@ -252,13 +252,13 @@ def _inline_svg(figure: Figure, name: str, caption: str) -> str:
     """Renders a figure as an ``svg`` element.
 
     Args:
-        figure: figure in the palette's colours.
-        name: prefix for ids, unique in the page; letters, digits and ``-_.``.
+        figure: figure in the palette's colors.
+        name: prefix for ids, unique in the page; may contain letters, digits and ``-_.``.
         caption: text alternative for the picture.
     """
     file = io.StringIO()
-    # "none" keeps text as text. Without a salt, ids would be random; without Date None, the file would contain the
-    # time.
+    # "none" keeps text as text. Without a salt, ids would be random; without Date = None, the file would contain the
+    # current time.
     with rc_context({"svg.hashsalt": "swift", "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
@@ -269,24 +269,24 @@ def _inline_svg(figure: Figure, name: str, caption: str) -> str:
     body = _COLOR.sub(lambda color: f"var({variable(color[0])})", body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)  # the page sets the font
     body = re.sub(r' transform="rotate\(-?0 [^"]*"', "", body)
-    # Matplotlib uses the same ids in every figure; in one page they and their references need a prefix.
+    # Matplotlib uses the same ids in every figure, so ids and their references need a prefix to be unique in the page.
     body = _ID.sub(lambda match: match[0] + f"{name}.", body)
-    # Two decimals of a point are precise enough for coordinates, and make the page smaller.
+    # Two decimals are precise enough for coordinates in points, and make the page smaller.
     body = re.sub(r' (?:d|x|y|transform|points)="[^"]*"', lambda match: _NUMBER.sub(r"\1", match[0]), body)
     body = re.sub(r"\n\s*", "\n", body).strip()
-    # The view box is in points; CSS has 4 pixels for 3 points.
+    # The view box is in points; in CSS, 3 points are 4 pixels.
     box = f'viewBox="{view[1]}" style="--natural: {float(view[1].split()[2]) * 4 / 3:.0f}px"'
     title = f"<title>{html.escape(caption)}</title>"
     return f'<svg {box} role="img" aria-label="{html.escape(caption)}">{title}{body}</svg>'
 
 
 class _TableKind(NamedTuple):
-    """A kind of table by its number of columns, with a CSS class for it.
+    """The CSS class for tables with a certain number of columns.
 
     Attributes:
         name: CSS class.
-        most_columns: largest number of columns.
-        least_rem: page width in rem below which the table becomes a list.
+        most_columns: maximum number of columns.
+        least_rem: page width in rem below which the table is shown as a list.
     """
 
     name: str
@@ -300,16 +300,16 @@ _TABLE_KINDS = (
     _TableKind("many", 8, 42),
     _TableKind("most", 99, 62),
 )
-"""All kinds of tables, in ascending order of columns."""
+"""All kinds of tables, in ascending order of their number of columns."""
 
 
 def _section_html(section: Section, name: str) -> str:
-    """Formats a section, the target of links to ``#name``."""
+    """Formats a section, which has ``name`` as its id."""
     parts = [f"<h3>{html.escape(section.title)}</h3>"] if section.title else []
     tables = [_table_html(table, section.title) for table in section.tables]
     shown, folded = [*section.pictures[:_NUM_OPEN]], section.pictures[_NUM_OPEN:]
     if tables and shown and not shown[0].is_wide:
-        # Put the first picture next to the numbers, and the other pictures below.
+        # Put the first picture next to the tables, and the other pictures below.
         first = [_picture(shown.pop(0)), *tables]
         tables = []
         if len(shown) == 1:
@@ -329,14 +329,14 @@ def _table_html(table: Table, name: str, marks: Sequence[str] = ()) -> str:
 
     Args:
         table: table to format.
-        name: accessible name, for readers who cannot see where the table stands.
-        marks: HTML before the text in each row's first column.
+        name: accessible name, for screen readers.
+        marks: HTML to put before the text in each row's first column.
     """
 
     def cell(column: int, text: str, mark: str = "") -> str:
         kind = ' class="text"' if column < table.num_text else ""
         heading = html.escape(table.headings[column])
-        if column >= table.num_text:  # keep a number in one line; brackets after it may go to the next
+        if column >= table.num_text:  # keep a number on one line; brackets after it may wrap
             text = text.replace(" ", _NO_BREAK).replace(f"{_NO_BREAK}(", " (")
         return f'<td{kind} data-heading="{heading}"><span>{mark}{html.escape(text)}</span></td>'
 
@@ -358,7 +358,7 @@ def _table_html(table: Table, name: str, marks: Sequence[str] = ()) -> str:
 
 
 def _swatch(color: str) -> str:
-    """Formats a small square in one of the palette's colours."""
+    """Formats a small square in one of the palette's colors."""
     return f'<span class="swatch" style="background:var({variable(color)})"></span>'
 
 
@@ -372,7 +372,7 @@ def _cards(cards: Sequence[str], kind: str = "cards") -> str:
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:
-    # Four cards in rows of three would leave one alone.
+    # In rows of three, the fourth card would be alone.
     return _cards([*map(_picture, pictures)], "cards by-two" if len(pictures) == 4 else "cards")
 
 
@@ -396,15 +396,17 @@ def _page_data(
     Returns:
         A JSON object with these members:
 
-        - ``runs``: for each run its ``label``, ``color`` (a CSS variable), ``dash``, and ``x``, the positions of its
+        - ``runs``: for each run, its ``label``, ``color`` (a CSS variable), ``dash``, and ``x``, the positions of its
           points by axis.
         - ``charts``, by picture name: ``ylabel``, ``top``, ``fromZero``, ``exact``, ``levels``; ``lines``, each with
-          its ``run``, and ``mean``, ``low`` and ``high`` of each point (the latter two only where a point stands for
-          several steps); ``rings`` and ``marks``, each with its ``run`` and positions ``x`` by axis; ``bands`` and
-          ``ringBands``, groups of seeds, each with its ``name``, ``color`` and ``dash``, positions ``x`` by axis, and
-          ``members``, each with its ``run`` and its points as ``mean``.
-        - ``maps``, by picture name: first and last of ``steps``; the number of drawn ``bins``, and how many
-          consecutive ones are ``merged``; ``tokens`` and ``replicas`` by bin and expert, in tenths of a percent.
+          its ``run``, and ``mean``, ``low`` and ``high`` of each point (the latter two only if a point represents
+          several steps); ``rings``, each with its ``run``, positions ``x`` by axis and ``values``; ``marks``, each with
+          its ``run`` and positions ``x`` by axis; ``bands`` and ``ringBands``, groups of seeds, each with its
+          ``name``, ``color`` and ``dash``, positions ``x`` by axis, and ``members``, each with its ``run`` and its
+          points as ``mean``.
+        - ``maps``, by picture name: the first and the last of ``steps``; the number of drawn ``bins``, and the number
+          of consecutive bins that are ``merged``; ``tokens`` and ``replicas`` by bin and expert, in tenths of a
+          percent.
     """
     axes, num_bins = [_axes(run) for run in runs], points_of_a_line(len(runs), _NUM_BINS)
     document = {
@@ -472,7 +474,7 @@ def _line(curve: Curve, num_bins: int) -> dict[str, Any]:
 
 
 def _band(band: Band, axes: Sequence[_Axes], binned: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
-    """Serializes a band; a step's position on an axis is the mean of its positions in the runs."""
+    """Serializes a band; a step's position on an axis is the mean of its positions in the group's runs."""
     member_axes = [axes[index] for index in band.members]
     names = [name for name in member_axes[0] if all(name in member for member in member_axes)]
     x = {}
@@ -487,7 +489,7 @@ def _band(band: Band, axes: Sequence[_Axes], binned: Callable[[np.ndarray], np.n
 
 
 def _known(band: Band) -> Band:
-    """Restricts a band to the steps at which every run has a value, since rings exist at few steps."""
+    """Restricts a band to the steps at which every run has a value, since rings exist only at some steps."""
     is_known_T = np.isfinite(band.values_NT).all(axis=0)
     return replace(band, steps_T=band.steps_T[is_known_T], values_NT=band.values_NT[:, is_known_T])
 
@@ -498,12 +500,12 @@ def _ring(curve: Curve, axes: _Axes) -> dict[str, Any]:
 
 
 def _at(axes: _Axes, indices: np.ndarray) -> dict[str, list[float | None]]:
-    """Returns the positions of some steps on each axis; steps after the last one get its position."""
+    """Returns the positions of the steps at these indices on each axis; steps after the last one get its position."""
     return {name: _numbers(at_T[np.minimum(indices, len(at_T) - 1)]) for name, at_T in axes.items()}
 
 
 def _binned(values_T: np.ndarray, num_bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Computes mean, minimum and maximum over each bin's known values, float64[B]; NaN where none is known."""
+    """Computes the mean, minimum and maximum of each bin's known values, float64[B]; NaN for bins without any."""
     if not values_T.size:
         return values_T, values_T, values_T
     bin_T, known_T = bins_of(len(values_T), num_bins), np.isfinite(values_T)

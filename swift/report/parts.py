@@ -16,8 +16,8 @@ class Picture:
     Attributes:
         name: file name without suffix, unique among the pictures of a report.
         caption: description of the picture.
-        figure: figure in the colours of ``swift.draw.style``.
-        is_wide: whether it keeps its width even on a narrow page.
+        figure: figure in the colors of ``swift.draw.style``.
+        is_wide: whether the picture keeps its width even on a narrow page.
         chart: the figure's lines, for a script that redraws them; None for a static picture.
         maps: the figure's heat maps, for a script that shows their values; None if there are none.
     """
@@ -31,7 +31,7 @@ class Picture:
 
     @property
     def png(self) -> bytes:
-        """Content of the picture as a PNG file."""
+        """Content of a PNG file with the picture."""
         return figure_file(self.figure, "png")
 
 
@@ -40,9 +40,9 @@ class Table:
     """A table of formatted text.
 
     Attributes:
-        headings: headings of the columns.
-        rows: text for each column.
-        num_text: number of leading columns that hold text; the others hold numbers.
+        headings: heading of each column.
+        rows: text of each cell, row by row.
+        num_text: number of leading columns that contain text; the others contain numbers.
     """
 
     headings: Sequence[str]
@@ -55,10 +55,10 @@ class Section:
     """A part of a report under one heading.
 
     Attributes:
-        title: heading.
+        title: heading of the section.
         pictures: pictures of the section.
-        tables: the same content in numbers.
-        note: one-line remark; for an empty section, why it is empty.
+        tables: tables with the numbers behind the pictures.
+        note: remark below the content; for an empty section, the reason why it is empty.
     """
 
     title: str
@@ -68,7 +68,7 @@ class Section:
 
 
 def seconds_text(seconds: float) -> str:
-    """Formats a duration in seconds for people.
+    """Formats a duration in seconds in a readable unit.
 
     >>> [seconds_text(seconds) for seconds in (0.00321, 1.234, 74.2, 4000.0)]
     ['3 ms', '1.23 s', '74.2 s', '66 min 40 s']

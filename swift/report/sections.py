@@ -1,9 +1,9 @@
 """Sections of a report on one run: checkpoints, answers to tasks, configurations, and the timeline.
 
 - Coverage: the age of every expert's newest copy at each checkpoint.
-- Answers: what the checkpoints answered, as ``swift evaluate`` keeps it with the run; also compared over runs.
+- Answers: results of ``swift evaluate`` on the run's checkpoints, also compared across runs.
 - Configurations: a table, and the schedule of each distinct plan.
-- Timeline: presence of workers, progress, failures and recoveries.
+- Timeline: uptimes of workers, progress, failures and recoveries.
 
 Shape suffixes: C checkpoints and restores, L MoE layers, E experts.
 """
@@ -56,11 +56,11 @@ _MARKERS = {"failure": "v", "recovery": "P", "return": "^", "restore": "D", "res
 
 @dataclass(frozen=True)
 class Coverage:
-    """Newest copies of experts after each checkpoint and restore.
+    """The newest copies of experts after each checkpoint and restore.
 
     Attributes:
         event_C: index of each checkpoint or restore among the run's events.
-        steps_C: iteration of each checkpoint or restore, in order of time.
+        steps_C: iteration of each checkpoint or restore, in chronological order.
         newest_CLE: int[C, L, E], iteration of each expert's newest copy; 0 if there is none.
     """
 
@@ -104,7 +104,7 @@ def coverage_section(run: Run, history: History, prefix: str) -> Section:
 
 
 def coverage_of(run: Run) -> Coverage | None:
-    """Computes the coverage after every checkpoint and restore; None if the record names no experts.
+    """Computes the coverage after every checkpoint and restore; returns None if the record does not list experts.
 
     Raises:
         SettingError: the record is damaged.
@@ -155,7 +155,7 @@ def _draw_coverage(coverage: Coverage) -> Figure:
 
 
 def _saved_units(experts: Any, step: int) -> list[tuple[int, Any]]:
-    """Converts a checkpoint's experts to the form of a restore: units by the iteration that they come from."""
+    """Converts a checkpoint's experts to the layout used for restores, (iteration of the copies, experts)."""
     units = experts
     if experts != "all":
         units = [(layer, class_) for layer, classes in enumerate(experts) for class_ in classes]
@@ -163,7 +163,7 @@ def _saved_units(experts: Any, step: int) -> list[tuple[int, Any]]:
 
 
 def _set_newest(newest_LE: np.ndarray, step: int, units: Any) -> None:
-    """Records ``step`` as the newest copy of all experts, or only of some (layer, expert) pairs."""
+    """Records ``step`` as the newest copy of all experts, or of the given (layer, expert) pairs."""
     if units == "all":
         newest_LE[:] = step
         return
@@ -196,7 +196,7 @@ def _milliseconds(ms: float) -> str:
 
 
 def answers_section(run: Run) -> list[Section]:
-    """Builds the section on what a run's checkpoints have answered; no section if they were not asked.
+    """Builds the section on how a run's checkpoints answered task questions; no section if they were not evaluated.
 
     Args:
         run: run to show.
@@ -219,10 +219,10 @@ def answers_section(run: Run) -> list[Section]:
 
 
 def answers_together(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
-    """Builds the section that compares several runs' answers; no section unless two were asked the same tasks.
+    """Builds the section that compares the answers of several runs; no section unless two share a task file.
 
-    For each task file, a run's newest checkpoint that has answered it counts. Differences are paired question by
-    question, relative to the first run that has answered it.
+    For each task file, a run's newest evaluated checkpoint is used. Differences are paired question by question,
+    relative to the first run that was evaluated on the file.
 
     Args:
         runs: runs of a report.
@@ -257,7 +257,7 @@ def answers_together(runs: Sequence[Run], labels: Sequence[str]) -> list[Section
 
 
 def _answer_rows(evaluations: Mapping[int, Evaluation], asked: Sequence[int]) -> list[list[str]]:
-    """Builds two rows for each score of a task file: shares, and differences from the first run."""
+    """Builds two rows for each score of a task file: shares of correct answers, and differences from the first run."""
     first = min(evaluations)
     scores = {
         index: {(score.task, score.metric): score for score in evaluation.scores}
@@ -298,7 +298,7 @@ def _words(name: str) -> str:
 
 
 def plans_section(run: Run, history: History, prefix: str) -> Section:
-    """Builds the section on configurations: a row for each stretch, and a Gantt chart for each distinct plan."""
+    """Builds the section on configurations: a row for each period, and a Gantt chart for each distinct plan."""
     title = "Configurations that ran"
     stretches = [stretch for stretch in configuration_periods(run, history) if stretch.num_steps]
     if not stretches:
@@ -329,10 +329,10 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
     """Reads the schedule in a ``plan`` event, with the workers that ran it.
 
     Returns:
-        The schedule, and for each place that another worker took, that worker.
+        (schedule, worker that took over the role by worker whose role it took over).
 
     Raises:
-        CorruptPlanError, SettingError: the event has no valid schedule.
+        CorruptPlanError, SettingError: the event does not contain a valid schedule.
     """
     planned = read_plan(event["plan"])
     failed = frozenset(map(_worker, names_in(event, "failed")))
@@ -347,7 +347,7 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
 
 
 def _moves(event: Mapping[str, Any]) -> tuple[Move, ...]:
-    """Reads which workers have taken another's place."""
+    """Reads the moves of workers that have taken over the roles of others."""
     positions = event.get("positions")
     if not isinstance(positions, Mapping):
         raise CorruptPlanError(f"{positions!r} are not the positions of workers")
@@ -421,12 +421,12 @@ def timeline_section(run: Run, history: History, prefix: str) -> Section:
 
 
 def _draw_timeline(run: Run, history: History, presences: Sequence[Uptime], incidents: Sequence[Incident]) -> Figure:
-    """Draws completed iterations over the time of running; below, a bar for each worker while it is live.
+    """Draws completed iterations over the running time, and below them a bar for each worker while it is live.
 
     Args:
         run: run whose steps are drawn.
-        history: timeline of the run.
-        presences: workers to draw, with the times at which they are live.
+        history: history of the run.
+        presences: workers to draw, with the periods during which they were live.
         incidents: failures and recoveries to mark.
     """
     unit, name = (
@@ -473,7 +473,7 @@ def _draw_progress(axes: Axes, run: Run, history: History, incidents: Sequence[I
 
 
 def _shown_presences(presences: Sequence[Uptime]) -> list[Uptime]:
-    """Selects the workers that were absent the longest, in mesh order."""
+    """Selects the workers that were live for the shortest time, and returns them in mesh order."""
     by_time = sorted(presences, key=lambda presence: sum(end - start for start, end in presence.spans))
     chosen = {presence.name for presence in by_time[:_MOST_PRESENCES]}
     return [presence for presence in presences if presence.name in chosen]

@@ -1,11 +1,12 @@
 """Saves a run's checkpoints in the background, and snapshots of its ranks in each other's memory.
 
-``Checkpointer`` saves one state at a time. ``begin_pieces`` copies the state to the host; ``begin_block_pieces`` does
-on several hosts whose workers do not hold a checkpoint's stages. ``SaverThread`` then writes it, and repeats a failed
-write after pauses. On several hosts ``HostStates`` agrees on a save, and each host writes its part.
+``Checkpointer`` saves one state at a time. ``begin_pieces`` copies the state to the host, or ``begin_block_pieces`` on
+several hosts if their workers hold other blocks than the checkpoint's stages. ``SaverThread`` then writes the state,
+and retries a failed write after a pause. On several hosts, ``HostStates`` makes them agree on a save, and each host
+writes its part.
 
-Within a group of JAX processes, Orbax synchronizes all hosts, even to compare the path. So the first host starts a
-separate process, outside the group, that writes the small arrays of ``reserve_arrays``: the files without values.
+Within a group of JAX processes, Orbax synchronizes all hosts, even to compare paths. The first host therefore starts a
+separate process outside the group, which writes the small arrays of ``reserve_arrays``: the files without values.
 """
 
 import errno
@@ -65,14 +66,14 @@ from swift.train.saved_state import (
 
 _Result = TypeVar("_Result")
 _CLOSING_S = 10.0
-"""Seconds that the writer process gets to end by itself."""
+"""Seconds that the writer process gets to exit before it is killed."""
 
 
 class Checkpointer:
     """Saves one checkpoint and one snapshot at a time, while training continues. A context manager.
 
-    A failed write is repeated after pauses, see ``SaverThread``. No devices are involved: the state is on the host by
-    then.
+    A failed write is retried after a pause, see ``SaverThread``. Retries do not involve the devices, as the state is
+    already on the host.
 
     Args:
         experiment: settings of the run.
@@ -83,9 +84,9 @@ class Checkpointer:
             used.
 
     Attributes:
-        ledger: ledger with all iterations counted so far.
-        newest: iteration of the newest checkpoint; None: there is none.
-        is_spoilt: whether the last state was not finite: another attempt to save it is pointless.
+        ledger: ledger of token updates, with all iterations counted so far.
+        newest: iteration of the newest checkpoint, or None if there is none.
+        is_spoilt: whether the last state could not be saved because its values were not finite.
     """
 
     def __init__(
@@ -126,22 +127,22 @@ class Checkpointer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is in progress, or ``follow`` has not noticed its end yet."""
+        """Whether a checkpoint is in progress, or has ended but ``follow`` has not recorded that yet."""
         return self._saving is not None
 
     def count(self, record: Mapping[str, Any]) -> None:
-        """Counts an iteration's token updates, from its record in ``metrics.jsonl``."""
+        """Adds an iteration's token updates to the ledger, from its record in ``metrics.jsonl``."""
         self.ledger = self.ledger.counted(record["popularity"], record["dropped"])
 
     def save(self, spec: StepSpec, state: TrainState, position: Mapping[str, Any], done: int, *, full: bool) -> None:
-        """Begins a checkpoint, on all hosts; none may be in progress, see ``follow``.
+        """Begins a checkpoint on all hosts; no other checkpoint may be in progress, see ``follow``.
 
         Args:
             spec: spec of the state.
             state: state after ``done`` iterations; may be donated after this returns.
             position: position of the loader.
             done: iterations done.
-            full: whether to save all experts, whatever K is.
+            full: whether to save all experts, regardless of K.
         """
         assert self._saving is None, "two saves at a time"
         start_time, config = time.perf_counter(), self._experiment.checkpoint
@@ -159,14 +160,14 @@ class Checkpointer:
         self._saving = self._thread.begin(done, partial(self._host_states.save, *save_args))
 
     def wait(self, seconds: float) -> None:
-        """Waits for the checkpoint in progress to end, at most this many seconds."""
+        """Waits for the checkpoint in progress to end, for at most this many seconds."""
         wait([] if self._saving is None else [self._saving], seconds)
 
     def follow(self, *, wait: bool) -> list[str]:
         """Records the progress of the current checkpoint: failed attempts and its end.
 
         Args:
-            wait: whether to wait for the end; a failed attempt is then repeated once, without a pause.
+            wait: whether to wait for the end; a failed attempt is then retried once, without a pause.
 
         Returns:
             A line for each failure.
@@ -180,7 +181,7 @@ class Checkpointer:
         has_ended = wait or saving.done()
         error = saving.exception() if has_ended else None
         self._waited_ms = 1000 * (time.perf_counter() - start_time)
-        if has_ended:  # before the events are logged: a full disk may refuse those too
+        if has_ended:  # before logging the events, which may fail too if the disk is full
             self._saving, self.is_spoilt = None, isinstance(error, InvalidState)
         failures = self._thread.take_failures()
         for failure in failures:
@@ -193,7 +194,7 @@ class Checkpointer:
         """Writes the last state to a fallback directory if it could not be saved.
 
         Returns:
-            A line that says where it is; None if nothing was unsaved.
+            A line that says where the state is, or why it is lost; None if nothing was unsaved.
         """
         unsaved = self._thread.unsaved
         if unsaved is None or self.is_busy:
@@ -207,7 +208,7 @@ class Checkpointer:
         if manifest is None:  # only the first host records a save
             return
         self.newest = step
-        # Training went on during the save: keep the current counts, and take the rest from the manifest.
+        # Training continued during the save: keep the current counts, and take the rest from the manifest.
         self.ledger = replace(manifest.ledger, tally=self.ledger.tally)
         self._directory.log_event(
             "checkpoint",
@@ -229,7 +230,7 @@ class Checkpointer:
                 self._directory.log_event("snapshot_failed", done, error=trouble)
 
     def copies(self, ranks: Collection[int]) -> list[RankCopy]:
-        """Returns the snapshots of some ranks."""
+        """Returns the snapshots of the given ranks."""
         return self._peer_snapshots.copies(ranks)
 
     def load(self, spec: StepSpec) -> tuple[TrainState, RestorePlan] | None:
@@ -237,11 +238,11 @@ class Checkpointer:
         return load_newest(self._directory.checkpoints_path, self._experiment.identity(), spec)
 
     def change_ranks(self, spec: StepSpec, ledger: Ledger) -> None:
-        """Continues with a state on other ranks, which has no copies yet in memory or on disk.
+        """Continues with a state on other ranks, of which there are no snapshots or checkpoints yet.
 
         Args:
             spec: spec of the state.
-            ledger: ledger that counts the losses.
+            ledger: ledger that includes the lost token updates.
         """
         assert self._saving is None, "what is being saved is of other ranks"
         config, has_lost = self._experiment.checkpoint, ledger.tally.num_lost > self.ledger.tally.num_lost
@@ -251,7 +252,7 @@ class Checkpointer:
         self._peer_snapshots = PeerSnapshots(self._split, config)
 
     def _continue_from(self, start: RestorePlan, after: Ledger) -> None:
-        """Makes the checkpoint from which the run continues its newest one, and records the lost updates."""
+        """Archives checkpoints newer than the one from which the run continues, and records the lost token updates."""
         directory = self._directory.checkpoints_path
         aside = archive_newer(directory, start.step)
         record_restore(directory, start.manifest, after)
@@ -263,8 +264,8 @@ def _begin_or_fail(
 ) -> Callable[[], list[HostShard]]:
     """Starts the device-to-host copy of a checkpoint, see ``begin_pieces``.
 
-    Errors are raised by the returned function: here they would keep this host from the next collective, for which the
-    other hosts wait.
+    Errors are raised by the returned function. Raised here, they would keep this host from the next collective, for
+    which the other hosts wait.
     """
     try:
         if jax.process_count() > 1 and not spec.chunks.matches_stages:
@@ -279,7 +280,7 @@ def _fail(error: Exception) -> NoReturn:
 
 
 class SaverThread:
-    """A thread that writes one state at a time, and repeats failed attempts as a ``Saver`` decides."""
+    """A thread that writes one state at a time, and retries failed attempts as decided by a ``Saver``."""
 
     def __init__(self) -> None:
         self._executor, self._changed = one_thread("checkpoint"), Condition()
@@ -287,19 +288,19 @@ class SaverThread:
 
     @property
     def unsaved(self) -> int | None:
-        """Iteration of the last state, if it could not be saved; else None."""
+        """Iteration of the last state if it could not be saved, else None."""
         return None if (unsaved := self._saver.unsaved) is None else unsaved.step
 
     def begin(self, step: int, save: Callable[[], _Result]) -> Future[_Result]:
-        """Calls a function in the thread that saves the state of an iteration; no other save may be in progress."""
+        """Calls ``save`` in the thread to save the state of iteration ``step``; no other save may be in progress."""
         self.on(saver.WriteRequest("save", step))
         return self._executor.submit(self._save, save)
 
     def repeat(self, write: Callable[[], _Result]) -> _Result:
-        """Calls a function and returns its result; repeats it after errors, with pauses as in ``RETRY_PAUSES_S``.
+        """Calls a function and returns its result; retries it after errors, with the pauses of ``RETRY_PAUSES_S``.
 
         Raises:
-            RunError: another process owns the directory; not repeated.
+            RunError: another process owns the directory; the call is not retried.
             Exception: the error of the last attempt.
         """
         while True:
@@ -311,7 +312,7 @@ class SaverThread:
                     raise
 
     def on(self, event: saver.SaveEvent) -> None:
-        """Reports an event to the saver; any thread may call it."""
+        """Reports an event to the ``Saver``; any thread may call it."""
         with self._changed:
             self._saver, actions = self._saver.on(event, time.monotonic())
             self._failures += [action for action in actions if isinstance(action, saver.FailureReport)]
@@ -330,14 +331,14 @@ class SaverThread:
     def _save(self, save: Callable[[], _Result]) -> _Result:
         try:
             result = save()
-        except BaseException as error:  # the saver knows already of one that ``repeat`` has raised
+        except BaseException as error:  # the saver already knows of an error that ``repeat`` raised
             self.on(saver.WriteFailed(_line_of(error), is_final=True, is_invalid=isinstance(error, InvalidState)))
             raise
         self.on(saver.Written())
         return result
 
     def _is_repeated(self) -> bool:
-        """Waits for the end of the pause; returns False if there is no further attempt."""
+        """Waits for the pause to end, and returns whether there is another attempt."""
         with self._changed:
             while (retry_at := self._saver.retry_at) is not None:
                 self._changed.wait(retry_at - time.monotonic())
@@ -353,16 +354,16 @@ def _line_of(error: BaseException) -> str:
 def begin_block_pieces(
     split: StateSplit, spec: StepSpec, state: TrainState, chosen_LK: np.ndarray
 ) -> Callable[[], list[HostShard]]:
-    """Starts the copy of a checkpoint block by block, see ``begin_pieces``; each host copies the blocks it holds.
+    """Starts copying a state to the host block by block, see ``begin_pieces``; each host copies the blocks it holds.
 
     Args:
         split: division of a state with one row for each stage.
         spec: spec of the state.
         state: the state; may be donated after this returns.
-        chosen_LK: the chosen classes of every MoE layer of the model.
+        chosen_LK: expert classes to save for every MoE layer of the model.
 
     Returns:
-        A function that waits for the copy and returns this host's pieces; any thread may call it.
+        A function that waits for the copies and returns this host's pieces; any thread may call it.
     """
     copies = [
         (name, piece if name not in split.expert_names else _chosen(split, piece, chosen_LK))
@@ -380,7 +381,7 @@ def _fetch(copies: list[tuple[str, LocalRange]]) -> list[HostShard]:
 
 
 def _layers(split: StateSplit, piece: LocalRange) -> range:
-    """Returns the MoE layers that an expert array's piece has within one stage; none if the piece is padding."""
+    """Returns the MoE layers that a piece of an expert array covers within its stage; empty if it is padding."""
     stage, stack, *_ = piece.place
     return split.layers_of_stages[stage.start][stack]
 
@@ -395,10 +396,10 @@ def _chosen(split: StateSplit, piece: LocalRange, chosen_LK: np.ndarray) -> Loca
 
 
 class _WriterProcess:
-    """A process that writes small arrays for the first host; starts with this object and ends with this process.
+    """A process that writes small arrays for the first host; it starts with this object and exits with this process.
 
     Args:
-        run_dir: run directory. The next run in it waits until the writer process has ended.
+        run_dir: run directory. The next run in it waits until the writer process has exited.
     """
 
     def __init__(self, run_dir: Path):
@@ -406,12 +407,12 @@ class _WriterProcess:
         self._start()
 
     def write(self, path: Path, arrays: Mapping[str, np.ndarray], *, progress: Callable[[], None]) -> None:
-        """Writes arrays, see ``write_arrays``; starts a new process if the last one has ended.
+        """Writes arrays, see ``write_arrays``; starts a new process if the previous one has exited.
 
         Args:
-            path: directory to make.
+            path: directory to create.
             arrays: arrays by name.
-            progress: function to call once a second.
+            progress: function that is called once a second during the write.
         """
         if not self._process.is_alive():
             self._start()
@@ -426,7 +427,7 @@ class _WriterProcess:
             raise error
 
     def close(self) -> None:
-        """Ends the process."""
+        """Closes the pipe, so that the process exits, and kills the process if it does not exit in time."""
         self._pipe.close()
         self._process.join(_CLOSING_S)
         self._process.kill()
@@ -436,11 +437,11 @@ class _WriterProcess:
         start = multiprocessing.get_context("spawn").Process  # a forked process would inherit JAX's locks
         self._process = start(target=_serve, args=(theirs, self._run_dir), name="writer", daemon=True)
         self._process.start()
-        theirs.close()  # or this end would not notice that the writer has ended
+        theirs.close()  # otherwise this end would not notice that the writer has exited
 
 
 def _serve(pipe: Connection, run_dir: Path) -> None:
-    """Writes the arrays that come through a pipe, until the pipe is closed."""
+    """Writes the arrays received through a pipe, until the pipe is closed."""
     # A signal to the whole container reaches this process too, but it still has to write the last iteration.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
@@ -448,7 +449,7 @@ def _serve(pipe: Connection, run_dir: Path) -> None:
     with suppress(EOFError, OSError), writes_checkpoints(run_dir):
         while True:
             pipe.send(_error_of(*pipe.recv()))
-    os._exit(0)  # a regular exit would wait for threads of a failed save, which Orbax leaves behind for minutes
+    os._exit(0)  # a regular exit may wait minutes for the threads that Orbax leaves behind after a failed save
 
 
 def _error_of(path: Path, arrays: Mapping[str, Any]) -> Exception | None:
@@ -462,15 +463,16 @@ def _error_of(path: Path, arrays: Mapping[str, Any]) -> Exception | None:
 
 
 class HostStates:
-    """Saves on this host in agreement with the other hosts of the run.
+    """Saves states on this host, in agreement with the other hosts of the run.
 
     Args:
         directory: run directory.
-        hosts: hosts of the run; a single host agrees with itself.
+        hosts: hosts of the run, possibly only one.
 
     Attributes:
-        room: last state, if this is the only host; the next one overwrites it.
-        bytes_of_hosts: bytes of values that each of several hosts wrote in the last checkpoint; known on the first.
+        room: last state that was copied, on a single host; its buffers are reused for the next state.
+        bytes_of_hosts: bytes of values that each host wrote in the last checkpoint; only set on the first of several
+            hosts.
     """
 
     def __init__(self, directory: RunDirectory, hosts: Hosts):
@@ -481,7 +483,7 @@ class HostStates:
         self.bytes_of_hosts: list[int] = []
 
     def agree(self, step: int, chosen_LK: np.ndarray) -> tuple[Save, np.ndarray]:
-        """Waits for all hosts, and returns the save and its experts as the first host has chosen them."""
+        """Waits for all hosts; returns the identity of the save and the expert classes that the first host chose."""
         local_choice = secrets.token_hex(4), chosen_LK.shape, chosen_LK.reshape(-1).tolist()
         token, shape, chosen = self._hosts.broadcast(local_choice)
         return Save(step, token), np.array(chosen, chosen_LK.dtype).reshape(shape)
@@ -495,23 +497,23 @@ class HostStates:
         repeat: Callable[[Callable[[], Any]], Any],
         facts: Mapping[str, Any],
     ) -> Manifest | None:
-        """Writes this host's part of a checkpoint, in any thread.
+        """Writes this host's part of a checkpoint; may be called in any thread.
 
         Args:
             save: identity of the save.
             split: division of the state.
-            chosen_LK: classes that are saved, ``[L, K]``.
+            chosen_LK: expert classes to save, ``[L, K]``.
             finish: function that waits for this host's pieces and returns them.
-            repeat: calls a function until it succeeds, see ``SaverThread``: the only host's attempts to write the
-                checkpoint, or the first host's to make the files, for which the others wait.
-            facts: arguments of ``save_checkpoint``.
+            repeat: function that calls another one and retries it, see ``SaverThread.repeat``. A single host uses it to
+                write the checkpoint, and the first of several hosts to create the files, for which the others wait.
+            facts: keyword arguments of ``save_checkpoint``.
 
         Returns:
             The manifest on the first host; None on the other hosts, which print their errors to stderr.
 
         Raises:
-            InvalidState: the state is not finite.
-            Exception: the first host could not write its part, or another host has failed.
+            InvalidState: a value of the model is not finite.
+            Exception: the first host could not write its part, or another host failed.
         """
         if self._hosts.count == 1:
             snapshot = self._assembled(split, finish, chosen_LK)
@@ -548,8 +550,8 @@ class HostStates:
             return saver.FailureReport(saver.WriteRequest("fallback", step), str(error)).line
 
     def _assembled(self, split: StateSplit, finish: Callable[[], list[HostShard]], chosen_LK: np.ndarray) -> Snapshot:
-        """Returns the whole state, whose model is finite; raises InvalidState if it is not."""
-        room, self.room = self.room, None  # half-overwritten buffers must not pass for a state
+        """Assembles the whole state on the host; raises InvalidState if a value of the model is not finite."""
+        room, self.room = self.room, None  # partly overwritten buffers must not be mistaken for a state
         snapshot = assemble_snapshot(split, finish(), chosen_LK, room)
         dense = (array for name, array in snapshot.dense.items() if is_model_array(name))
         if not all(map(is_finite, (*dense, *snapshot.blocks.values()))):
@@ -558,7 +560,7 @@ class HostStates:
         return snapshot
 
     def _prepare(self) -> None:
-        self._directory.check()  # a process that has taken over the directory may be saving there
+        self._directory.check()  # another process may have taken over the directory
         sync_record(self._directory.path)  # the checkpoint must not outlive the records that its ledger counts
 
     def _write_whole(self, write: Callable[..., Manifest], snapshot: Snapshot) -> Manifest:
@@ -584,13 +586,17 @@ class HostStates:
             raise
 
     def close(self) -> None:
-        """Ends the writer process, if there is one."""
+        """Stops the writer process, if there is one."""
         if self._writer is not None:
             self._writer.close()
 
 
 def _now(finish: Callable[[], list[HostShard]]) -> Callable[[], list[HostShard]]:
-    """Waits for the copy now, since it takes up device memory; returns a function with its result or error."""
+    """Waits for a copy at once, since it takes up device memory; returns a function that returns or raises its outcome.
+
+    Args:
+        finish: function that waits for the copy and returns this host's pieces.
+    """
     try:
         pieces = finish()
     except (RuntimeError, MemoryError) as error:  # no memory, on the devices or on the host

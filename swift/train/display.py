@@ -1,8 +1,8 @@
 """Progress display of a run: a live bar on a terminal, a few plain lines in a log. Does not import JAX.
 
 ``ProgressDisplay`` shows a run on a ``Terminal``, which is redrawn in place even while libraries write to stderr.
-``StepTimer`` estimates the time left, and decides which iterations get a line in a log. The texts on the newest
-iteration and checkpoint are separate functions, for other displays.
+``StepTimer`` estimates the remaining time, and decides which iterations get a line in a log. Separate functions format
+the texts about the newest iteration and checkpoint, for use by other displays.
 """
 
 import math
@@ -31,11 +31,11 @@ from swift.output import end_patient, patient_stream
 _NUM_PLAIN_LINES = 10
 """Approximate number of lines in the log of a whole run."""
 _NUM_TIMED_UPDATES = 50
-"""Number of latest iterations from which the time left is estimated."""
+"""Number of latest iterations from which the remaining time is estimated."""
 _LAST_S = 1.0
-"""Seconds that a slow reader of stderr gets for the last lines."""
+"""Seconds to wait for a slow reader of stderr to read the last lines."""
 _MAX_TITLE, _MAX_WIDTH = 24, 100
-"""Most columns of the title, and of the whole display."""
+"""Maximum widths of the title and of the whole display, in columns."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Series:
     Attributes:
         number: number of the run, from 1.
         count: number of runs.
-        steps_after: iterations of all later runs together.
+        steps_after: total number of iterations in all later runs.
     """
 
     number: int
@@ -61,17 +61,17 @@ class Series:
 class ProgressDisplay:
     """Shows a run's progress on stderr, so that stdout stays clean; a context manager.
 
-    On a terminal, a bar and the newest metrics are redrawn in place. Elsewhere a plain line is printed after the first
-    step, about every 10 % of the steps, and after the last one. ``log_every`` prints such lines on a terminal too. The
-    terminal is restored however the block is left.
+    On a terminal, a bar and the newest metrics are redrawn in place. Elsewhere, a plain line is printed after the first
+    step, about every 10 % of the steps, and after the last one. With ``log_every``, plain lines are also printed on a
+    terminal. The terminal is always restored at the end of the block.
 
     Args:
         title: title, such as the name of the experiment.
         num_steps: last step of the run.
         first_step: next step, from 1; above 1 in a resumed run.
-        console: console to write to; None: stderr.
-        log_every: iterations between plain lines; None: see above.
-        series: position of the run in a series, shown in the title and the time left; None: a single run.
+        console: console to write to; None for stderr.
+        log_every: iterations between plain lines; None for the default described above.
+        series: position of the run in a series, shown in the title and the remaining time; None for a single run.
     """
 
     def __init__(
@@ -100,16 +100,16 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._terminal.is_transient = kind is not None and not self._metrics  # then only the line of the error stays
+        self._terminal.is_transient = kind is not None and not self._metrics  # then only the error message remains
         self._terminal.__exit__(kind, error, traceback)
 
     def stage(self, text: str, is_sound: bool = False) -> None:
-        """Shows what the run does before its first step; on a terminal, also for how long.
+        """Shows the current activity before the first step and, on a terminal, its elapsed time.
 
         Args:
-            text: what the run does, such as ``reading the data``.
-            is_sound: whether all settings are checked. Until then a log gets no line, so that a wrong setting leaves
-                only the line of its error.
+            text: name of the activity, such as ``reading the data``.
+            is_sound: whether all settings have been checked. Until then, no line is printed to a log, so that an
+                invalid setting results in only the error message.
         """
         self._stage, self._stage_began = text, time.monotonic()
         if is_sound and not self._terminal.is_live:
@@ -120,8 +120,8 @@ class ProgressDisplay:
 
         Args:
             metrics: ``step`` and any of ``loss``, ``tokens_per_s``, ``mfu``, ``drop_fraction`` and ``load_imbalance``,
-                as in ``metrics.jsonl``; for a pipeline also ``live_workers``, ``bubble_share`` and ``period_ratio``,
-                the planned period relative to a period without failures.
+                as in ``metrics.jsonl``; for a pipeline, also ``live_workers``, ``bubble_share`` and ``period_ratio``,
+                which is the planned period relative to a period without failures.
         """
         self._step, self._metrics = int(metrics["step"]), metrics
         is_due = self._timer.passed(self._step, time.monotonic())
@@ -130,7 +130,7 @@ class ProgressDisplay:
             self.note("  ".join(part for part in parts if part))
 
     def saved(self, newest: int | None) -> None:
-        """Sets the step of the newest checkpoint, to show its age from the next step on; None: no checkpoint yet."""
+        """Sets the step of the newest checkpoint, whose age is shown from the next step on; None if there is none."""
         self._shows_saved, self._newest = True, newest
 
     def note(self, text: str) -> None:
@@ -158,14 +158,14 @@ class ProgressDisplay:
 
 
 def progress_lines(title: str, step: int, num_steps: int, left: str, parts: Sequence[str]) -> RenderableType:
-    """Draws a bar with the step counter and the time left, and below it a line on the newest iteration.
+    """Draws a bar with the step counter and the remaining time, and below it a line about the newest iteration.
 
     Args:
         title: title of the run.
         step: iterations done.
         num_steps: last step of the run.
-        left: text on the time left; empty if unknown.
-        parts: short texts on the newest iteration; empty texts are left out.
+        left: text that states the remaining time; empty if unknown.
+        parts: short texts about the newest iteration; empty texts are omitted.
     """
     line = Table.grid(padding=(0, 1), expand=True)
     line.add_column(max_width=_MAX_TITLE)  # the only column that shrinks in a narrow terminal
@@ -181,7 +181,7 @@ def progress_lines(title: str, step: int, num_steps: int, left: str, parts: Sequ
 
 
 class _Whole:
-    """Short texts on as few lines as possible; breaks lines only between texts."""
+    """Short texts on as few lines as possible; lines are broken only between texts."""
 
     def __init__(self, texts: Sequence[str]):
         self._texts = texts
@@ -198,7 +198,7 @@ class _Whole:
 
 
 def describe(metrics: Mapping[str, Any]) -> list[str]:
-    """Formats the metrics that people watch, each as a short text; missing metrics are left out."""
+    """Formats the metrics to show during a run, each as a short text; missing metrics are omitted."""
     formats = {
         "loss": lambda value: f"loss {value:.3f}",
         "tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
@@ -234,11 +234,11 @@ def saved_text(step: int, newest: int | None) -> str:
 
 
 class StepTimer:
-    """Estimates the time left from the latest iterations, and decides which iterations get a line in the log.
+    """Estimates the remaining time from the latest iterations, and decides which iterations get a line in the log.
 
     Args:
         num_steps: last step of the run.
-        log_every: iterations between lines of a log; None: a line about every 10 % of the run.
+        log_every: iterations between lines of a log; None for a line about every 10 % of the run.
     """
 
     def __init__(self, num_steps: int, log_every: int | None = None):
@@ -249,8 +249,8 @@ class StepTimer:
         """Records the end of an iteration; returns whether the log gets a line for it.
 
         Args:
-            step: iterations done, from 1.
-            time: time of its end, by any clock, s.
+            step: number of the iteration, from 1.
+            time: time at its end, in seconds on any monotonic clock.
         """
         is_first = not self._timed
         self._timed.append((step, time))
@@ -261,12 +261,12 @@ class StepTimer:
         return False
 
     def seconds_left(self, more_steps: int = 0) -> float | None:
-        """Estimates the seconds that the remaining steps take, from the latest ones; None if unknown.
+        """Estimates the remaining time in seconds from the latest steps; returns None if there are not enough steps.
 
-        The duration of the first step does not count, since it includes compilation.
+        The first step is ignored, since it includes compilation.
 
         Args:
-            more_steps: number of steps in later runs to add.
+            more_steps: number of steps in later runs to include.
         """
         if not self._timed:
             return None
@@ -276,7 +276,7 @@ class StepTimer:
         return (end - start) / (last_step - first_step) * (self._num_steps - last_step + more_steps)
 
     def left(self) -> str:
-        """Formats the time left in this run; empty if unknown."""
+        """Formats the remaining time of this run; empty if unknown."""
         seconds = self.seconds_left()
         return "" if seconds is None else f"{format_duration(seconds)} left"
 
@@ -289,20 +289,20 @@ def format_duration(seconds: float) -> str:
 
 
 class Terminal:
-    """A display that is redrawn in place below permanent lines. If stderr is no terminal, only the lines are printed.
+    """A display that is redrawn in place below permanent lines; if stderr is not a terminal, only lines are printed.
 
-    A context manager, which restores the terminal however the block is left.
+    A context manager that restores the terminal at the end of the block.
 
     Attributes:
-        is_live: whether there is a display.
-        is_transient: whether the display disappears at the end of the block; otherwise its last state stays.
+        is_live: whether the display is shown.
+        is_transient: whether the display disappears at the end of the block; otherwise its last state remains.
 
     Args:
         draw: function that draws the display.
-        console: console to write to; None: stderr.
-        redraws_per_s: how often the display is redrawn per second.
+        console: console to write to; None for stderr.
+        redraws_per_s: number of redraws per second.
         catches_stderr: whether lines that libraries write directly to file descriptor 2 are printed above the display.
-            Not for a process that may abort: its last lines would be lost.
+            Do not use it in a process that may abort, whose final messages would be lost.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class Terminal:
                 width = None if os.isatty(0) or os.isatty(1) else self._console.width
                 self._console = Console(file=self._caught.original, force_terminal=True, width=width)
                 self._caught.begin()
-        # Rich would redirect stdout to this console, that is to stderr.
+        # By default, Rich redirects stdout to this console, and thus to stderr.
         self._live = Live(
             get_renderable=self._draw,
             console=self._console,
@@ -351,7 +351,7 @@ class Terminal:
     ) -> None:
         if self._live:
             if self._caught:
-                self._caught.end()  # first, so that its last lines are above the display
+                self._caught.end()  # first, so that its last lines appear above the display
             self._live.transient = self.is_transient
             self._live.stop()
             self._live = None
@@ -365,7 +365,7 @@ class _CaughtStderr:
     """Redirects file descriptor 2, and passes its lines to a function.
 
     Attributes:
-        original: stream that stderr went to before.
+        original: stream to the previous target of stderr.
     """
 
     def __init__(self, tell: Callable[[str], None]):
@@ -374,7 +374,7 @@ class _CaughtStderr:
         self._tell = tell
 
     def begin(self) -> None:
-        """Redirects stderr from now on; the function must not write to stderr itself."""
+        """Starts to redirect stderr; the function that receives the lines must not write to stderr itself."""
         reader, writer = os.pipe()
         os.dup2(writer, 2)
         os.close(writer)

@@ -1,12 +1,12 @@
 """Emulated failures: the live workers and expert ranks of one process, and the engine that runs them.
 
-If a worker fails, its peers in the stage continue with the state that they have. With a single pipeline, an expert rank
-may fail by itself: the axis ``expert`` shrinks to the ranks that are left, and the lost rank's state comes from copies,
-see ``recover_ranks``.
+If a worker fails, its peers in the stage continue with the state that they have. With a single pipeline, a single
+expert rank may fail: the axis ``expert`` shrinks to the remaining ranks, and the lost rank's state is restored from
+copies, see ``recover_ranks``.
 
-Right after a failure the failed worker's micro-batches are re-routed, since that moves nothing. A better plan moves
-blocks twice: to the survivors, and back when the worker returns. ``CutSearch`` looks for such a plan in the background,
-and the run uses it once it pays for its moves.
+Right after a failure, the failed worker's micro-batches are re-routed, which moves no state. A better plan may move
+blocks twice: to the survivors, and back when the worker rejoins. ``CutSearch`` searches for such a plan in the
+background, and the run adopts it if the time that it saves outweighs the cost of its moves.
 """
 
 import time
@@ -40,11 +40,11 @@ from swift.train.loop import check_failures, lost_stages
 from swift.train.saved_state import put_state, split_of
 
 _Ranks = tuple[int, ...]
-"""Expert ranks, numbered as in the whole cluster, ascending."""
+"""Expert ranks in ascending order, numbered as in the whole cluster."""
 
 
 class FailedSet(NamedTuple):
-    """The workers that are down or, with a single pipeline, the expert ranks that are down."""
+    """The workers that are down or, with a single pipeline, the individual expert ranks that are down."""
 
     workers: frozenset[Worker]
     ranks: frozenset[StageRank]
@@ -66,10 +66,10 @@ class ReconfigurationResult:
 
 
 class StateLost(RunError):
-    """A part of the state is lost, and the run cannot continue.
+    """Part of the state is lost, and the run cannot continue.
 
     Args:
-        reason: phrase that says which part.
+        reason: phrase that names the lost part.
         event: name of the event in ``events.jsonl``.
         facts: fields of the event.
         remedy: settings that would have prevented the loss.
@@ -84,7 +84,7 @@ class CutSearch:
     """Searches in the background for a better cut for the current failures, and compiles its program.
 
     Args:
-        rule: decides whether a move pays.
+        rule: policy that decides whether a move pays off.
         waits: whether ``ready`` waits for a running search.
         clock: returns the time in seconds.
     """
@@ -104,14 +104,17 @@ class CutSearch:
         self._background.shutdown(wait=wait, cancel_futures=True)
 
     def begin(self, engine: Engine, failed: frozenset[Worker]) -> None:
-        """Begins a search for these failures; cancels the one before."""
+        """Begins a search for these failures, and cancels the previous search."""
         self._rule = self._rule.after(failed, self._clock())
         if self._found is not None:
             self._found.cancel()
         self._found = self._background.submit(self._find, engine, failed) if failed else None
 
     def ready(self) -> PreparedRecut | None:
-        """Returns a compiled better cut, once, if its move pays off before the failed workers are expected back."""
+        """Returns a compiled better cut if its move pays off before the failed workers are expected back.
+
+        Each cut is returned only once. Returns None if there is no such cut yet.
+        """
         if self._found is None or not (self._waits or self._found.done()):
             return None
         better = self._found.result()
@@ -121,17 +124,17 @@ class CutSearch:
         return better
 
     def background_errors(self) -> list[str]:
-        """Returns the errors of searches since the last call."""
+        """Returns the errors of searches that failed since the last call."""
         return [self._troubles.get() for _ in range(self._troubles.qsize())]
 
     def moved(self, better: PreparedRecut, change: Reconfiguration) -> None:
-        """Updates the rule with the measured time of a move."""
+        """Updates the policy with the measured time of a move."""
         self._rule = self._rule.after_move(better.most_bytes, change.move_ms / 1000)
 
     def _find(self, engine: Engine, failed: frozenset[Worker]) -> PreparedRecut | None:
         try:
             return engine.better_cut(failed)
-        except Exception as error:  # whatever the error: the run goes on with re-routed micro-batches
+        except Exception as error:  # after any error, the run continues with re-routed micro-batches
             down = ", ".join(worker_names(failed))
             self._troubles.put(f"with other cuts while {down} are down: {error}")
             return None
@@ -143,16 +146,16 @@ class EmulatedCluster:
     Args:
         experiment: settings of the run.
         prepare: see ``Engine``.
-        failures: failures by iteration.
+        failures: source of the failures at each iteration.
         first: first iteration of the first window.
         last: last iteration of the first window.
 
     Raises:
-        SettingError: there are too few devices or too little memory, or no plan for the first failures.
+        SettingError: there are too few devices, too little memory, or no plan for the failures of the first window.
     """
 
     def __init__(self, experiment: Experiment, prepare: Prepare, failures: FailureSource, first: int, last: int):
-        # If no listed failure is still to come, there is nothing to prepare for: compiling would only slow the steps.
+        # If no listed failure lies ahead, there is nothing to prepare for: compiling would only slow down the steps.
         is_over = isinstance(failures, FailureList) and failures.is_over(first)
         self._experiment, self._failures = experiment, failures
         self._num_ranks = experiment.topology.num_expert_ranks
@@ -172,12 +175,12 @@ class EmulatedCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         background: list[Engine | CutSearch] = [*self._engines.values(), *filter(None, [self._search])]
-        for service in background:  # after Ctrl-C the process ends without waiting for compilations
+        for service in background:  # after Ctrl-C, the process exits without waiting for compilations
             service.close(wait=kind is not KeyboardInterrupt)
 
     @property
     def engine(self) -> Engine:
-        """The engine on the live ranks."""
+        """The engine for the live ranks."""
         return self._engines[self.ranks]
 
     @property
@@ -191,10 +194,10 @@ class EmulatedCluster:
         return worker_names(self.engine.configuration.failed) + _rank_names(self._lost)
 
     def check(self, failures: FailureList) -> None:
-        """Plans for every failure of a list, so that a run is refused before its first iteration.
+        """Plans for every failure of a list, so that a run that cannot survive them is refused before it starts.
 
         Raises:
-            SettingError: a stage would lose its state, or for some failures there is no plan or too little memory.
+            SettingError: a stage would lose its state, or some failures have no plan or leave too little memory.
         """
         window = self._experiment.window
         check_failures(self.engine, failures, window)
@@ -206,7 +209,7 @@ class EmulatedCluster:
             ).close()
 
     def change(self, first: int, last: int) -> FailedSet | PreparedRecut | None:
-        """Returns the failures in these iterations, or a better cut for the present ones; None if nothing changes."""
+        """Returns the failures in these iterations if they differ from the current ones, else a better cut or None."""
         down = FailedSet(self._failures.failed(first, last), self._failures.lost_ranks(first, last))
         if down != (self.engine.configuration.failed, self._lost):
             return down
@@ -215,16 +218,16 @@ class EmulatedCluster:
     def follow(
         self, state: TrainState, change: FailedSet | PreparedRecut, first: int, checkpointer: Checkpointer
     ) -> ReconfigurationResult:
-        """Moves the run to the workers or ranks that are left, or to a better cut for them.
+        """Moves the run to the remaining workers or ranks, or to a better cut for them.
 
         Args:
             state: current state; consumed.
-            change: failed workers or ranks, or the cut, as ``change`` returned it.
+            change: failed workers or ranks, or the better cut, as returned by the method ``change``.
             first: next iteration.
-            checkpointer: checkpoints of the run; none may be in progress.
+            checkpointer: checkpointer of the run; no checkpoint may be in progress.
 
         Raises:
-            StateLost: a stage or an expert rank had state that has no other copy.
+            StateLost: the lost state of a stage or an expert rank has no other copy.
         """
         if isinstance(change, PreparedRecut):
             assert self._search is not None, "found without a search"
@@ -236,11 +239,11 @@ class EmulatedCluster:
         return self._reconfigure(state, change.workers, first)
 
     def background_errors(self) -> list[str]:
-        """Returns the errors of background work since the last call."""
+        """Returns the errors of background compilations and searches since the last call."""
         return self.engine.background_errors() + ([] if self._search is None else self._search.background_errors())
 
     def _reconfigure(self, state: TrainState, failed: frozenset[Worker], first: int) -> ReconfigurationResult:
-        """Moves the run to other workers; raises StateLost if they do not have the whole state."""
+        """Moves the run to other workers; raises StateLost if they do not hold the whole state."""
         engine, before = self.engine, self.engine.configuration
         chunks = engine.spec.chunks
         topology, run_chunks = self._experiment.topology, engine.own_chunks
@@ -271,7 +274,7 @@ class EmulatedCluster:
             self._search.begin(self.engine, self.engine.configuration.failed)
 
     def _note(self, state: TrainState, lost: frozenset[StageRank]) -> ReconfigurationResult:
-        """Records a change of ranks without effect: another stage lacks the same ranks before and after."""
+        """Records a change that leaves the set of live ranks as it was, because other stages lack the same ranks."""
         changed_ranks = _changed_names(self._lost, lost)
         self._lost = lost
         return ReconfigurationResult(
@@ -303,11 +306,11 @@ class EmulatedCluster:
             reason = f"{error}, at iteration {first}"
             remedy = "every" if self._experiment.checkpoint.snapshot_every else "snapshot_every"
             raise StateLost(reason, "rank_lost", changed_ranks, f"a CheckpointConfig.{remedy} above 0") from None
-        jax.tree.map(lambda leaf: leaf.delete(), state)  # it is on the host; the devices may not hold both states
+        jax.tree.map(lambda leaf: leaf.delete(), state)  # the devices may be too small for both states
         state = jax.block_until_ready(put_state(steps.spec, reshape_state(recovery.state, old, steps.spec)))
         times.append(time.perf_counter())
         self._lost = lost
-        # Keep the engine of all ranks: the run returns to it when they have rejoined.
+        # Keep the engine for all ranks: the run returns to it once all of them have rejoined.
         for other in self._engines.keys() - {ranks, tuple(range(self._num_ranks))}:
             self._engines.pop(other).close()
         checkpointer.change_ranks(steps.spec, recovery.ledger)
@@ -355,7 +358,7 @@ def _collect(
     checkpointer: Checkpointer,
     names: _Ranks,
 ) -> Recovered:
-    """Copies the state to the host, and fills in the slices of lost ranks from copies."""
+    """Copies the state to the host, and restores the slices of lost ranks from snapshots or a checkpoint."""
     parts = (replace(state, slots={}), state.slots if lost_ranks else {})
     specs = (replace(old.specs, slots={}), old.specs.slots if lost_ranks else {})
     host, slots = host_stages(parts, old.live, specs, lost_ranks)
@@ -384,7 +387,7 @@ def _change(state: TrainState, times: Sequence[float], *, is_prepared: bool) -> 
 
 
 def _changed_text(changed: Mapping[str, Sequence[str]]) -> str:
-    """Formats which workers or ranks failed and rejoined.
+    """Formats the names of the workers or ranks that failed and rejoined.
 
     >>> _changed_text({"failed": ["0:1", "1:1"], "rejoined": []})
     '0:1, 1:1 failed'
@@ -393,16 +396,16 @@ def _changed_text(changed: Mapping[str, Sequence[str]]) -> str:
 
 
 def _cost_text(change: Reconfiguration) -> str:
-    """Formats the time that a change took."""
+    """Formats the time that a reconfiguration took."""
     elapsed_ms = change.plan_ms + change.compile_ms + change.move_ms
     return f"{elapsed_ms:.0f} ms to reconfigure{'' if change.prepared else ', not prepared'}"
 
 
 def _changed_names(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:
-    """Returns the names of the ranks that fail or rejoin, by what they do."""
+    """Returns the names of the ranks that failed or rejoined, under the keys ``failed`` and ``rejoined``."""
     return {"failed": _rank_names(lost - before), "rejoined": _rank_names(before - lost)}
 
 
 def _rank_names(ranks: Collection[StageRank]) -> list[str]:
-    """Returns the names of expert ranks as in settings, in order."""
+    """Returns the names of expert ranks, as written in settings, in ascending order."""
     return [f"0:{stage} rank {rank}" for stage, rank in sorted(ranks)]

@@ -1,7 +1,7 @@
 """The parts that ``TrainLoop`` needs for a run in one process: emulated workers, checkpoints, and the record.
 
-``EmulatedWorkers`` knows the live workers. ``RunCheckpoints`` saves states, and ends a run whose state is not finite or
-not valid. Both write to the ``RunRecord``.
+``EmulatedWorkers`` manages the live workers. ``RunCheckpoints`` saves states, and ends a run whose values are not
+finite or whose placement is invalid. Both write to the ``RunRecord``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ class RunRecord:
     Attributes:
         directory: run directory.
         progress: display on the terminal.
-        utilization: computes the run's MFU.
+        utilization: FLOPs and peak from which the run's MFU is computed.
     """
 
     directory: RunDirectory
@@ -56,7 +56,7 @@ class RunRecord:
         self.progress.update(record)
 
     def plan(self, step: int, steps: Steps) -> None:
-        """Writes the plan that runs from the next iteration on; a single worker has no plan."""
+        """Writes the plan for the iterations after ``step``; a single worker has no plan."""
         if not steps.spec.is_single_worker:
             self.directory.log_event("plan", step, **plan_facts(steps))
 
@@ -68,7 +68,7 @@ class RunCheckpoints(StateStore):
     Attributes:
         experiment: settings of the run.
         options: options of this invocation.
-        cluster: live workers.
+        cluster: live workers and their engine.
         checkpointer: writer of checkpoints and snapshots.
         record: record of the run.
         train: loader of the training split, whose position is saved in checkpoints.
@@ -105,7 +105,7 @@ class RunCheckpoints(StateStore):
         self._save(state, done, full=done in (self.experiment.num_steps, self.options.stop_at))
 
     def fail_on_data_error(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
-        """Saves the last iteration, then raises RunError."""
+        """Saves the last iteration if the loop ran on a single host, then raises RunError."""
         if state is not None:
             if self.options.hosts.count == 1:  # of several hosts, none holds a whole state
                 self.save_last(state, done)
@@ -113,10 +113,10 @@ class RunCheckpoints(StateStore):
         raise RunError(f"{error}: stopped; {self.advice()}, {_MENDED}") from error
 
     def follow(self, *, wait: bool) -> None:
-        """Reports the checkpoint in progress. A failed one is repeated, or given up until the next is due.
+        """Reports the progress of the current checkpoint; failed attempts are shown and do not end the run.
 
         Args:
-            wait: whether to wait until it is written.
+            wait: whether to wait until the checkpoint has ended.
 
         Raises:
             RunError: the values of the checkpoint are not finite.
@@ -130,14 +130,14 @@ class RunCheckpoints(StateStore):
             self.record.progress.saved(self.checkpointer.newest)
 
     def save_last(self, state: TrainState, done: int) -> None:
-        """Saves the last iteration of an invocation, on all hosts, unless it is saved already."""
+        """Saves the last iteration of an invocation on all hosts, unless it is already saved."""
         self.follow(wait=True)
         if self.options.hosts.broadcast(done not in checkpoint_steps(self.record.directory.checkpoints_path)):
             self._save(state, done, full=True)
             self.follow(wait=True)
 
     def finish(self) -> None:
-        """Waits for the last checkpoint with all its attempts; raises RunError if it was not saved."""
+        """Waits for the last checkpoint, including retries; raises RunError if it could not be saved."""
         while self.checkpointer.is_busy:
             self.checkpointer.wait(1.0)
             self.follow(wait=False)
@@ -145,7 +145,7 @@ class RunCheckpoints(StateStore):
             self.check_saved()
 
     def check_saved(self) -> None:
-        """Raises RunError if the last checkpoint was not saved, after writing it to a fallback directory."""
+        """If the last checkpoint was not saved, writes it to a fallback directory and raises RunError."""
         fallback_text = self.checkpointer.keep_unsaved()
         if fallback_text is not None:
             raise RunError(f"the last checkpoint was not saved: stopped; {fallback_text}; {self._newest()}")
@@ -160,7 +160,7 @@ class RunCheckpoints(StateStore):
         return error if fallback_text is None else RunError(f"{error}; {fallback_text}")
 
     def advice(self, remedy: str = "") -> str:
-        """Returns a phrase that says what is saved and how to continue, with a remedy if one is given."""
+        """Returns a phrase that names the newest saved state and says how to continue, with ``remedy`` if given."""
         fallback_text = self.checkpointer.keep_unsaved()
         if fallback_text is not None:
             return f"{fallback_text}; {self._newest()}" + (f"; resume with {remedy}" if remedy else "")
@@ -231,7 +231,7 @@ class EmulatedWorkers(LiveWorkers):
 
     @property
     def period_ratio(self) -> float:
-        """Planned time of an iteration, relative to an iteration without failures."""
+        """Planned duration of an iteration, relative to an iteration without failures."""
         return self.cluster.engine.period_ratio
 
     def next_window_length(self, done: int) -> int:
@@ -272,7 +272,7 @@ class EmulatedWorkers(LiveWorkers):
         return followed.state, True
 
     def compile(self, kind: StepKind) -> None:
-        """Compiles a program on all hosts before any host runs it: gloo gives up on a host that is 30 s late."""
+        """Compiles a program on all hosts before any host runs it, since gloo times out on a host that is 30 s late."""
         if not self.steps.is_compiled(kind):
             self.steps.compiled(kind)
             self.options.hosts.gather(None)
@@ -281,7 +281,7 @@ class EmulatedWorkers(LiveWorkers):
     def window(self, first: int, last: int) -> Iterator[None]:
         """Traces the iterations of ``--profile``; ``next_length`` ends windows where the trace begins and ends.
 
-        Of several hosts, the first one traces its own devices.
+        With several hosts, only the first traces, and only its own devices.
         """
         traced = self.options.profile if self.options.hosts.is_first else None
         path = self.record.directory.path / "profile"
@@ -289,7 +289,7 @@ class EmulatedWorkers(LiveWorkers):
             jax.profiler.start_trace(path)
         with jax.profiler.StepTraceAnnotation("iteration", step_num=first) if traced else nullcontext():
             yield
-        self.interrupt.hold()  # only now there is an iteration worth saving: before, a signal ends the run at once
+        self.interrupt.hold()  # before the first window, there is nothing to save, and a signal ends the run at once
         if traced and last == traced[1]:
             jax.profiler.stop_trace()
             self.record.progress.note(f"profiler trace of iterations {traced[0]}-{traced[1]} in {path}")
@@ -306,7 +306,7 @@ class EmulatedWorkers(LiveWorkers):
         self.checkpoints.follow(wait=False)
         if not self.options.hosts.any(self.interrupt.requested):
             return
-        # Save even if the run is set to have no checkpoints: --resume needs one.
+        # Save even if the run is configured without checkpoints, as --resume needs one.
         self.record.progress.note(f"saving iteration {done}")
         self.checkpoints.save_last(state, done)
         self.record.directory.log_event("interrupt", done)

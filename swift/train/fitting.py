@@ -1,8 +1,8 @@
-"""Checks whether a run fits into its devices' memory, or this machine's if devices are emulated.
+"""Checks whether a run fits into its devices' memory, or into this machine's memory if devices are emulated.
 
-The check by shapes comes before anything is compiled, and the check of the compiled program before the first state is
-made. The account covers one iteration. The process itself, a checkpoint's copy and programs that are compiled ahead
-come on top. So a run whose account is too large does not fit, but a run whose account just fits may not either.
+The shapes are checked before anything is compiled, and the compiled program before the first state is created. The
+account covers one iteration. It does not include the process itself, a checkpoint's copy or programs that are compiled
+ahead. A run whose account is too large therefore does not fit, but a run whose account barely fits may not fit either.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from swift.pipeline.reconfigure.memory_account import MemoryAccount
 from swift.train.build import make_plan_settings, make_step_spec, users_settings
 
 _MARGIN_BYTES, _MARGIN_SHARE = 200_000_000, 0.1
-"""Margin for memory outside the account: peaks of small and medium runs were 65 to 410 MB above it."""
+"""Margin for memory outside the account; the measured peaks of small and medium runs were 65 to 410 MB above it."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Fit:
 
     Attributes:
         experiment: settings of the run.
-        account: memory that the run takes here.
-        rooms: limits that apply, all at once: the devices' memory, or this machine's and its control groups'.
+        account: memory that the run takes on this process's devices or on this machine.
+        rooms: memory limits, all of which apply: the devices' memory, or this machine's and its control groups'.
     """
 
     experiment: Experiment
@@ -41,7 +41,7 @@ class Fit:
         """Compares the needed memory with the available memory.
 
         Returns:
-            A warning if too little is free now; None: there is enough.
+            A warning if too little memory is free now, or None if there is enough.
 
         Raises:
             SettingError: the run would not fit even if nothing else used the memory.
@@ -75,7 +75,7 @@ class Fit:
         return f"{takes} ({breakdown}), and {has}; less with {self._remedies()}"
 
     def _remedies(self) -> str:
-        """Names the settings that save the most memory, the most effective first; the savings are estimates."""
+        """Lists up to five changes of settings that save memory, by decreasing estimated savings."""
         experiment, account = self.experiment, self.account
         experts, num_ranks = experiment.experts, experiment.topology.num_expert_ranks
         dense, per_micro_batch = account.copies * 2, account.stashes + max(0, account.other_buffers or 0)
@@ -100,7 +100,7 @@ class Fit:
 
 
 def check_shapes(experiment: Experiment, engine: Engine, num_iterations: int) -> None:
-    """Checks the memory that follows from a run's shapes alone, before anything is compiled.
+    """Checks the memory that a run needs according to its shapes alone, before anything is compiled.
 
     Args:
         experiment: settings of the run.
@@ -124,7 +124,7 @@ def check_program(experiment: Experiment, engine: Engine, num_iterations: int) -
         num_iterations: length of the first window.
 
     Returns:
-        A warning if little memory is left; None: there is enough, or the system does not say.
+        A warning if little memory is left; None if there is enough, or if the amount of memory is unknown.
 
     Raises:
         SettingError: the run does not fit on the devices of this process.
@@ -140,21 +140,21 @@ def check_program(experiment: Experiment, engine: Engine, num_iterations: int) -
 
 
 def check_processes(experiment: Experiment, num_here: int, num_processes: int) -> str | None:
-    """Checks a run with several processes, by its shapes, against this machine's memory.
+    """Checks whether a run with several processes fits into this machine's memory, according to its shapes.
 
-    Each process holds three states: of the last two iterations, and the one that is being computed. Gradients and
-    stashes are counted too, but not the other buffers of the compiled program.
+    Each process holds three states: those of the last two iterations, and the one being computed. Gradients and stashes
+    are counted too, but not the other buffers of the compiled program.
 
     Args:
         experiment: settings of the run.
         num_here: number of the run's processes on this machine, which compute on CPUs.
-        num_processes: number of all processes of the run.
+        num_processes: total number of processes of the run.
 
     Returns:
-        A warning if little memory is left; None: there is enough, or the system does not say.
+        A warning if little memory is left; None if there is enough, or if the amount of memory is unknown.
 
     Raises:
-        SettingError: the processes here do not fit.
+        SettingError: the processes on this machine do not fit.
     """
     rooms, topology = memory_rooms(), experiment.topology
     if not rooms:
@@ -175,7 +175,7 @@ def check_processes(experiment: Experiment, num_here: int, num_processes: int) -
 
 
 def _by_shape(experiment: Experiment, engine: Engine, num_iterations: int) -> Fit | None:
-    """Makes the account that follows from shapes alone; None if the system does not say how much memory there is."""
+    """Computes the memory account from shapes alone; returns None if the amount of available memory is unknown."""
     spec, devices = engine.spec, _devices_here(engine)
     device_room = _own_memory(devices)
     rooms = memory_rooms() if device_room is None else (device_room,)
@@ -195,7 +195,7 @@ def _by_shape(experiment: Experiment, engine: Engine, num_iterations: int) -> Fi
 
 
 def _is_window(engine: Engine, num_iterations: int) -> bool:
-    """Whether the iterations run as one program, which keeps the state from before the window."""
+    """Whether the iterations run as one program, which also keeps the state before the window."""
     return num_iterations > 1 and engine.steps.main == "window"
 
 
@@ -205,7 +205,7 @@ def _devices_here(engine: Engine) -> list[jax.Device]:
 
 
 def _own_memory(devices: Sequence[jax.Device]) -> Room | None:
-    """Returns the devices' own memory, of which each takes an equal part; None: they use the host's memory."""
+    """Returns the total memory of the devices, assuming equal use of each; None if they use the host's memory."""
     stats = [device.memory_stats() for device in devices]
     if not stats or not all(stat and "bytes_limit" in stat for stat in stats):
         return None

@@ -1,12 +1,12 @@
-"""Runs on several hosts: joins them, lets them agree, and divides reading and checking among them.
+"""Runs on several hosts: joins the hosts, exchanges values, and divides reading and checking among them.
 
-``join_hosts`` joins the hosts through JAX's coordination service. Between iterations ``Hosts`` exchanges values, so
-that all hosts act on what one has found. The values travel through the devices of all hosts, so every host has to make
-the same calls in the same order. If a host dies, the others wait for it until JAX's heartbeats end them, see
-``swift.cli.processes``.
+``join_hosts`` joins the hosts through JAX's coordination service. Between iterations, ``Hosts`` exchanges values, so
+that all hosts act on the findings of one. The values are exchanged through the devices of all hosts, so every host has
+to make the same calls in the same order. If a host dies, the others wait for it until JAX's heartbeat timeout
+terminates them, see ``swift.cli.processes``.
 
-Each host reads its own part of every batch, and checks an equal part of a checkpoint's files. Settings that only work
-on one host so far are refused before anything starts.
+Each host reads its own part of every batch, and verifies an equal part of a checkpoint's files. Settings that are only
+supported on a single host so far are refused before anything starts.
 """
 
 import ipaddress
@@ -40,13 +40,13 @@ from swift.train.build import make_mesh
 _SEEN_S = 30.0
 """Seconds within which all hosts must see a new file in a shared directory."""
 _JOINING_S, _SILENCE_S = 60, 20
-"""Seconds within which all hosts must join, and seconds after which a silent host counts as dead."""
+"""Seconds within which all hosts must join, and seconds without a heartbeat after which a host counts as dead."""
 _ONE_HOST = "works on one host only so far"
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Communication among the hosts of a run; with a single host every method is trivial.
+    """Communication among the hosts of a run; with a single host, nothing is communicated.
 
     Attributes:
         count: number of hosts.
@@ -62,10 +62,10 @@ class Hosts:
         return self.index == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Collects a JSON-serializable value from every host; returns the list of values, by host, on all hosts."""
+        """Gathers a JSON-serializable value from every host; returns the list of values by host, on all hosts."""
         if self.count == 1:
             return [value]
-        # A collective needs arrays of one shape on all hosts: exchange the sizes first, then pad.
+        # A collective needs arrays of the same shape on all hosts: exchange the sizes first, then pad.
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         sizes = multihost_utils.process_allgather(np.int32(text.size)).reshape(-1)
         padded = np.zeros(int(sizes.max()), np.uint8)
@@ -98,12 +98,12 @@ class Hosts:
         if self.count == 1:
             return
         errors_by_host = self.gather(None if error is None else _fields(error))
-        if any(errors_by_host):  # on all hosts, so all of them separate
+        if any(errors_by_host):  # all hosts see the same errors, so all of them separate
             self.separate()
             raise error or _error(*next((host, fields) for host, fields in enumerate(errors_by_host) if fields))
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Raises SettingError on all hosts unless all have the same facts, JSON values by name."""
+        """Raises SettingError on all hosts unless all pass the same facts, which are JSON values by name."""
         everyone = self.gather(dict(facts))
         for host, theirs in enumerate(everyone):
             for name in sorted(everyone[0].keys() | theirs.keys()):
@@ -114,7 +114,7 @@ class Hosts:
                     raise SettingError(f"host {host}: {name}", theirs.get(name), allowed)
 
     def check_shared(self, directory: Path) -> None:
-        """Raises SettingError on all hosts unless all see host 0's directory, as on a network file system."""
+        """Raises SettingError on all hosts unless all share host 0's directory, such as on a network file system."""
         if self.count == 1:
             return
         (name, *_) = self.gather(f".seen-by-hosts-{secrets.token_hex(8)}")
@@ -134,9 +134,9 @@ class Hosts:
                 mark.unlink(missing_ok=True)
 
     def separate(self) -> None:
-        """Shuts down the group of hosts; all hosts call this together, and each may then end when it likes."""
+        """Shuts down the group of hosts; all hosts call this together, and each may then exit at any time."""
         if self.count > 1:
-            self.gather(None)  # wait here first: another host may still work for longer than JAX's shutdown waits
+            self.gather(None)  # wait first: another host may need longer than JAX's shutdown waits
             jax.distributed.shutdown()
 
 
@@ -158,7 +158,7 @@ def _error(host: int, fields: list[str]) -> SettingError | RunError:
 
 
 def _touch(path: Path) -> None:
-    """Makes an empty file in the run directory."""
+    """Creates an empty file in the run directory."""
     try:
         path.touch()
     except OSError as error:
@@ -170,10 +170,10 @@ class HostSettings:
     """The settings with which this process joins the hosts of a run.
 
     Attributes:
-        coordinator: address HOST:PORT on which host 0 listens; None: JAX detects the cluster (Slurm, Open MPI, TPU
-            virtual machines, Kubernetes).
-        count: number of hosts; None: as the cluster says.
-        index: number of this host, from 0; None: as the cluster says.
+        coordinator: address HOST:PORT on which host 0 listens; None if JAX should detect the cluster (Slurm, Open MPI,
+            TPU virtual machines, Kubernetes).
+        count: number of hosts; None to detect it from the cluster.
+        index: number of this host, from 0; None to detect it from the cluster.
     """
 
     coordinator: str | None = None
@@ -185,7 +185,7 @@ def own_devices(topology: Topology, place: HostSettings) -> int:
     """Returns the number of devices that each host emulates.
 
     Raises:
-        SettingError: the devices do not divide evenly over the hosts, or the number of hosts is not known.
+        SettingError: the devices cannot be divided evenly among the hosts, or the number of hosts is unknown.
     """
     if place.count is None:
         raise SettingError("--num-hosts", None, "has to be given where devices are emulated, each host's share of them")
@@ -196,15 +196,16 @@ def own_devices(topology: Topology, place: HostSettings) -> int:
 
 
 def join_hosts(place: HostSettings) -> Hosts:
-    """Joins the other hosts; ``jax.devices()`` then lists the devices of all hosts. Call it before JAX has started.
+    """Joins the other hosts; ``jax.devices()`` then lists the devices of all hosts. Call it before initializing JAX.
 
-    Host 0 listens on the coordinator's address only, and gloo on the address from which this host reaches it. If
-    joining fails, or a host dies later, JAX aborts the process and prints a long report of its own.
+    Host 0 listens only on the coordinator's address, and gloo on the address from which this host reaches the
+    coordinator. If joining fails, or a host dies later, JAX aborts the process and prints its own long report.
 
     Raises:
-        SettingError: the cluster does not say where the other hosts are, or host 0 cannot listen there.
+        SettingError: the other hosts cannot be detected from the cluster, or this host cannot use the coordinator's
+            address.
     """
-    # On by default, this service catches SIGTERM: before ``swift.train.Interrupt`` is active, SIGTERM would do nothing.
+    # This service is on by default and catches SIGTERM, which would have no effect until ``Interrupt`` is active.
     jax.config.update("jax_enable_preemption_service", False)
     place, devices = (place, None) if place.coordinator else _place_by_surroundings(place)
     address = place.coordinator
@@ -223,7 +224,7 @@ def join_hosts(place: HostSettings) -> Hosts:
             place.index,
             local_device_ids=devices,
             cluster_detection_method="deactivate",
-            coordinator_bind_address=listening,  # by default it listens on all of the machine's addresses
+            coordinator_bind_address=listening,  # the default is all of the machine's addresses
             initialization_timeout=_JOINING_S,
             heartbeat_timeout_seconds=_SILENCE_S,
         )
@@ -234,7 +235,7 @@ def join_hosts(place: HostSettings) -> Hosts:
 
 
 def _place_by_surroundings(place: HostSettings) -> tuple[HostSettings, list[int] | None]:
-    """Detects how to join from the cluster, and the devices that this process takes; None: all that it sees."""
+    """Detects from the cluster how to join, and which devices this process takes; None for all visible devices."""
     try:
         address, count, index, devices = find_group(place.count, place.index, _JOINING_S)
         lacking = [
@@ -253,12 +254,12 @@ def _place_by_surroundings(place: HostSettings) -> tuple[HostSettings, list[int]
 
 
 def shares_machine(environment: Mapping[str, str]) -> bool:
-    """Whether Slurm or Open MPI has started several tasks on this machine, so that each must take one device.
+    """Whether Slurm or Open MPI started several tasks on this machine that must each take one of its devices.
 
-    By default JAX gives every such task one device, even if it is alone on its machine. If the scheduler shows a task
-    fewer devices than there are tasks, they are the task's own, and it takes all of them.
+    By default, JAX assigns one device to every such task, even if the task is alone on its machine. If the scheduler
+    exposes fewer devices to a task than there are tasks, they belong to that task, which then takes all of them.
     """
-    # Such as "2(x3),1": two tasks on each of three nodes, and one on a fourth.
+    # For example, "2(x3),1" means two tasks on each of three nodes and one on a fourth.
     per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
     if "SLURM_PROCID" in environment:
         tasks, nodes = (environment.get(name, "") for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_NODES"))
@@ -271,14 +272,14 @@ def shares_machine(environment: Mapping[str, str]) -> bool:
 
 
 def _tell_of_loopback(coordinator: str, local_address: str) -> None:
-    """Notes on stderr that the coordinator's name resolves to a loopback address here; shown if joining fails."""
+    """Prints a note to stderr if the coordinator's name resolves to a loopback address; shown if joining fails."""
     host = coordinator.rpartition(":")[0]
     if ipaddress.ip_address(local_address).is_loopback and not host.startswith(("127.", "[::1]", "localhost")):
         print(f"{JOINING_NOTE}{host} is a loopback address on this machine, which others do not reach", file=sys.stderr)
 
 
 def check_hosts(experiment: Experiment, done: int) -> None:
-    """Raises SettingError for settings that only work on one host so far.
+    """Raises SettingError for settings that are only supported on a single host so far.
 
     Args:
         experiment: settings of the run.
@@ -296,7 +297,7 @@ def check_hosts(experiment: Experiment, done: int) -> None:
 
 
 def check_all_compute(experiment: Experiment, done: int, num_hosts: int) -> None:
-    """Raises SettingError if all workers of a host are down at some iteration: it would take part in no program.
+    """Raises SettingError if all workers of a host are down at some iteration, so that it would not run any program.
 
     Args:
         experiment: settings of the run.
@@ -320,19 +321,20 @@ def check_all_compute(experiment: Experiment, done: int, num_hosts: int) -> None
 
 
 def checked_by_all(directory: Path, hosts: Hosts) -> Verifier:
-    """Verifies the newest checkpoint on all hosts together: each checks an equal part of the files.
+    """Verifies the newest checkpoint on all hosts together; each host checks an equal part of the files.
 
     Args:
-        directory: directory of all checkpoints of a run, at least one.
+        directory: directory of all checkpoints of a run; it has at least one.
         hosts: hosts of the run.
 
     Returns:
-        A verifier with the findings of all hosts. On a single host it is empty, and checks files when they are needed.
+        A verifier with the findings of all hosts. On a single host it has no findings yet, and checks files when they
+        are needed.
     """
     checker, findings = Verifier(directory), list[Any]()
     if hosts.count > 1:
         path = checkpoint_path(directory, hosts.broadcast(committed_steps(directory)[-1:])[0])
-        with suppress(SettingError):  # without a sound manifest there is nothing to check: the restore passes it over
+        with suppress(SettingError):  # if the manifest is damaged, the restore skips this checkpoint
             findings = checker.check_equal_part(read_manifest(path, "checkpoint"), hosts.index, hosts.count)
         for host_findings in hosts.gather(findings):
             checker.adopt(host_findings)
@@ -345,7 +347,7 @@ class LocalSequences:
 
     Attributes:
         loader: batches of a split.
-        steps: returns the current step functions, which know the sequences.
+        steps: function that returns the current step functions, which know this host's sequences.
     """
 
     loader: Loader

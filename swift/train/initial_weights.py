@@ -1,4 +1,4 @@
-"""Starts a new run from another run's or a model's weights; everything else, moments included, starts fresh."""
+"""Starts a new run from the weights of another run or of a model; optimizer moments and all else start fresh."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ _OPTION = "--init-from"
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A model directory that a run begins with; its files are verified when they are read."""
+    """The iteration of the model that a run begins with; its files are only verified when they are read."""
 
     step: int
     passed_over: tuple[str, ...] = ()
@@ -53,21 +53,21 @@ class WeightSource:
             experiment: settings of the new run.
 
         Raises:
-            SettingError: there is no intact checkpoint, or it is of another model.
+            SettingError: there is no intact checkpoint, or it belongs to another model.
         """
         self.check(experiment)
         with renamed_settings({"checkpoint": _OPTION}):
             return plan_restore(self.run_dir / "checkpoints", self.experiment.identity())
 
     def check(self, experiment: Experiment) -> None:
-        """Raises SettingError if the new run has another model than the source."""
+        """Raises SettingError if the new run's model differs from the source's model."""
         for name, (theirs, ours) in _shapes(self.experiment, experiment).items():
             if theirs != ours:
                 allowed = f"is of another model: its {name} is {theirs}, and here it is {ours}"
                 raise SettingError(_OPTION, str(self.run_dir), allowed)
 
     def parameters(self, plan: _WeightPlan) -> dict[str, Any]:
-        """Loads a plan's weights to the host: ``[layer, class, size]`` by group, for ``StepSpec.state_from_params``."""
+        """Loads the weights to the host: ``[layer, class, size]`` by group, for ``StepSpec.state_from_params``."""
         assert isinstance(plan, RestorePlan)
         theirs = make_step_spec(on_storage_mesh(self.experiment), storage_mesh(self.experiment.topology))
         with renamed_settings({"checkpoint": _OPTION}):
@@ -97,7 +97,7 @@ class ModelSource(WeightSource):
             experiment: settings of the new run.
 
         Raises:
-            SettingError: the model is damaged, or of another shape.
+            SettingError: the model's metadata is damaged, or the model has another shape or router.
         """
         self.check(experiment)
         theirs, ours = (_gates(e.experts) for e in (self.experiment, experiment))
@@ -119,7 +119,7 @@ class ModelSource(WeightSource):
 
 
 def _shapes(theirs: Experiment, ours: Experiment) -> Mapping[str, tuple[Any, Any]]:
-    """Returns the settings that determine the weights' shapes and dtypes, for both runs."""
+    """Returns the settings that determine the weights' shapes and dtypes, as (source's value, new run's value)."""
     return {
         "ModelConfig": (_weights_shape(theirs.model), _weights_shape(ours.model)),
         "vocabulary": (theirs.vocab_size, ours.vocab_size),
@@ -129,16 +129,16 @@ def _shapes(theirs: Experiment, ours: Experiment) -> Mapping[str, tuple[Any, Any
 
 
 def _weights_shape(model: ModelConfig) -> ModelConfig:
-    """Returns the settings that weights depend on.
+    """Returns a copy of the settings in which those that do not affect the weights' shapes have fixed values.
 
-    With rotary positions no weight depends on the sequence length. The vocabulary is compared separately.
+    With rotary positions, no weight depends on the sequence length. The vocabulary is compared separately.
     """
     length = 1 if model.positions == "rope" else model.sequence_length
     return replace(model.explicit, sequence_length=length, vocab_size=None)
 
 
 def _gates(experts: ExpertConfig) -> str:
-    """Formats the router's settings that change what its weights mean, though not their shapes."""
+    """Formats the router settings that change how its weights are used, but not their shapes."""
     settings = {
         "top_k": experts.top_k,
         "scores": experts.scores,

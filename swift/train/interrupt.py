@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, handled between iterations: an exception at any other point can crash XLA or get lost in it."""
+"""Ctrl-C and SIGTERM, handled between iterations, since XLA may crash on or swallow an exception at other points."""
 
 import os
 import select
@@ -19,21 +19,21 @@ _SHOW_CURSOR = "\x1b[?25h\n"
 
 
 class Interrupt:
-    """Handles ``stop_signals`` after ``hold``: the first signal sets a flag, and the loop stops where that is safe.
+    """Handles ``stop_signals`` after ``hold``: the first signal sets a flag, and the loop stops at a safe point.
 
-    A second signal or the time limit ends the process at once. A thread sees to that, since Python calls no signal
-    handler while the main thread is in XLA. The thread writes its last line to the stderr of the time of ``hold``, as a
-    display may redirect stderr later. A context manager, which restores the previous handlers.
+    A second signal or the time limit terminates the process immediately. A thread does this, since Python runs no
+    signal handlers while the main thread is in XLA. The thread writes its final message to stderr as it was at
+    ``hold``, as a display may redirect stderr later. A context manager that restores the previous handlers on exit.
 
     Args:
-        limit_s: seconds from the first signal to the end of the process; None: no limit.
-        answer: function that a thread calls at the first signal, even while the main thread compiles.
+        limit_s: seconds from the first signal until the process is terminated; None for no limit.
+        answer: function that is called in a thread at the first signal, even while the main thread compiles.
     """
 
     def __init__(self, limit_s: float | None = None, answer: Callable[[], None] = lambda: None) -> None:
         self.requested, self._answer = False, answer
         self._limit_s, self._previous, self._is_held = limit_s, dict[signal.Signals, Any](), False
-        self._stderr: int | None = None  # None: it is closed
+        self._stderr: int | None = None  # None if it is closed
 
     def __enter__(self) -> Self:
         return self
@@ -58,9 +58,9 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def hold(self) -> Self:
-        """Starts to hold signals back; until then, a signal has its usual effect."""
+        """Starts to handle signals; until then, a signal has its usual effect."""
         if self._is_held or threading.current_thread() is not threading.main_thread():
-            return self  # Python allows no other thread to set handlers
+            return self  # Python lets only the main thread set handlers
         self._is_held = True
         with suppress(OSError):
             self._stderr = os.dup(2)
@@ -86,19 +86,19 @@ class Interrupt:
             number = os.read(self._reader, 1)
             if not number:
                 return
-            if number[0] not in self._previous:  # any signal is written here, such as SIGWINCH of a resized terminal
+            if number[0] not in self._previous:  # such as SIGWINCH, when a terminal is resized
                 continue
             if not is_first:
                 self._end("swift: ended at once", INTERRUPTED)
             is_first, self.requested = False, True
-            # In a thread of its own: an answer that nobody reads may block, and must not outlast the time limit.
-            with suppress(RuntimeError):  # no thread can be started: the second signal and the limit still work
+            # Use a separate thread: the answer may block if nobody reads it, and must not delay the time limit.
+            with suppress(RuntimeError):  # if no thread can be started, the second signal and the limit still work
                 threading.Thread(target=self._answer, name="answer", daemon=True).start()
             if self._limit_s is not None:
                 deadline = time.monotonic() + self._limit_s
 
     def _end(self, reason: str, code: int) -> NoReturn:
-        """Ends the process from any thread. The next run removes the temporary files that are left."""
+        """Terminates the process from any thread. The next run removes the remaining temporary files."""
         if self._stderr is not None:
             if os.isatty(self._stderr):
                 reason = f"{_SHOW_CURSOR}{reason}"  # a live display hides it

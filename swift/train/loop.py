@@ -1,9 +1,9 @@
 """The training loop, shared by runs with emulated and with real failures.
 
-A window of iterations runs as one program while the host reads the batches of the next window. After each window the
-loop writes the records, and evaluates and saves if that is due. The caller supplies the live workers, the state store
-and a function that writes records. This module also has the rules of windows: how long a window may be, and whether
-every stage's state survives into the next one.
+A window of iterations runs as one program while the host reads the batches of the next window. After each window, the
+loop writes the records, and evaluates and saves if due. The caller supplies the live workers, the state store and a
+function that writes records. This module also decides how long a window may be, and whether every stage's state
+survives the failures before the next window.
 """
 
 import time
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class LiveWorkers(Protocol):
-    """The workers that run the iterations, and the rule for how far they run."""
+    """The workers that run the iterations; they also decide the window lengths and when the loop ends."""
 
     @property
     def steps(self) -> Steps:
@@ -40,7 +40,7 @@ class LiveWorkers(Protocol):
 
     @property
     def period_ratio(self) -> float:
-        """Planned time of an iteration, relative to an iteration without failures."""
+        """Planned duration of an iteration, relative to an iteration without failures."""
 
     def next_window_length(self, done: int) -> int:
         """Returns the length of the next window after ``done`` iterations; 0 at the end of the run."""
@@ -61,27 +61,30 @@ class LiveWorkers(Protocol):
         """
 
     def compile(self, kind: StepKind) -> None:
-        """Compiles a program unless it is compiled already; never waits for a peer, so needs no ``abortable``."""
+        """Compiles a program unless it is already compiled; never waits for a peer, so it needs no ``abortable``."""
         self.steps.compiled(kind)
 
     def window(self, first: int, last: int) -> AbstractContextManager[None]:
-        """Context manager for a window, from its compilation to its results."""
+        """Context manager around a window, from its compilation to its results."""
 
     def abortable(self) -> AbstractContextManager[None]:
-        """Context manager for work that may wait for a peer, and must end if the peer is dead."""
+        """Context manager around work that may wait for a peer, and must be aborted if the peer is dead."""
 
     def end_window(self, state: TrainState, done: int) -> None:
-        """Ends a window, once everything due after it has been evaluated and saved."""
+        """Ends a window, after the evaluation and the save that are due after it."""
 
 
 class StateStore(Protocol):
-    """Stores states so that they survive a lost device, and rejects states that must not be kept."""
+    """Stores states so that they survive the loss of a device.
+
+    It may reject iterations whose loss or gradient norm is not finite, or whose placement is invalid.
+    """
 
     def record_window(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
-        """Takes the state after a window and the window's records, before the loop writes or saves anything."""
+        """Receives the state after a window and the window's records, before the loop writes or saves anything."""
 
     def check(self, record: dict[str, Any]) -> None:
-        """Raises RunError if a record shows that its iteration must not count, such as a loss that is not finite."""
+        """Raises RunError if a record shows an invalid iteration, such as one whose loss is not finite."""
 
     def is_due(self, done: int) -> bool:
         """Returns whether the state after ``done`` iterations is to be saved."""
@@ -92,7 +95,7 @@ class StateStore(Protocol):
         Args:
             state: state after ``done`` iterations.
             done: iterations done.
-            evaluate: computes the state's loss on one batch of the validation split.
+            evaluate: function that computes the state's loss on one batch of the validation split.
         """
 
     def fail_on_data_error(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
@@ -101,12 +104,12 @@ class StateStore(Protocol):
         Args:
             state: state after ``done`` iterations; None if the loop has run none.
             done: iterations done.
-            error: why the data cannot be read.
+            error: error that says why the data cannot be read.
         """
 
 
 class _Prefetched(NamedTuple):
-    """The batches of the next window, or the reason why they cannot be read, and the reading time in seconds."""
+    """The batches of the next window or the reason why they cannot be read, and the time spent reading, in seconds."""
 
     batches: list[Batch]
     error: str | None = None
@@ -114,7 +117,7 @@ class _Prefetched(NamedTuple):
 
 
 class _Times(NamedTuple):
-    """Duration of an iteration, and the host's time within it for reading batches, s."""
+    """Duration of an iteration, and the time within it that the host spent reading batches, in seconds."""
 
     step_s: float
     input_s: float
@@ -122,17 +125,17 @@ class _Times(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainLoop:
-    """Runs a run's iterations, or those of one generation of processes.
+    """The loop over the iterations of a run, or over those of one generation of processes.
 
     Attributes:
         experiment: settings of the run.
         train: batches of the training split.
         validation: batches of the validation split.
         live: the workers that run the iterations.
-        state_store: where states are kept.
-        record: writes the record of one iteration.
-        reads_own: whether ``train`` reads only the sequences of this process's current workers. Batches are then read
-            again after the mesh has changed.
+        state_store: store for the states.
+        record: function that writes the record of one iteration.
+        reads_own: whether ``train`` reads only the sequences of this process's current workers. In that case, batches
+            are read again after a change of the mesh.
     """
 
     experiment: Experiment
@@ -144,7 +147,7 @@ class TrainLoop:
     reads_own: bool = False
 
     def run(self, state: TrainState, done: int) -> int:
-        """Runs windows until the live workers end the loop.
+        """Runs windows until ``live.should_stop`` ends the loop.
 
         Args:
             state: state after ``done`` iterations; consumed.
@@ -184,7 +187,7 @@ class TrainLoop:
         return done
 
     def finish(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
-        """Writes a window's records, and evaluates and saves if that is due after the last one.
+        """Writes a window's records, and evaluates and saves if due after its last iteration.
 
         Args:
             state: state after ``done`` iterations.
@@ -192,7 +195,7 @@ class TrainLoop:
             records: records to write, in order; empty if other processes write them.
 
         Raises:
-            DataError: the validation split cannot be read; the records are written.
+            DataError: the validation split cannot be read; the records are written nevertheless.
         """
         for record in records[:-1]:
             self.state_store.check(record)
@@ -203,8 +206,8 @@ class TrainLoop:
             if is_due(done, self.experiment.eval_every, self.experiment.num_steps):
                 loss = self.evaluate(state, self.experiment.num_eval_batches)
                 for record in records[-1:]:
-                    record["validation_loss"] = loss  # in place: the store of states may have the record, too
-        except DataError:  # unnamed: an error in a variable would keep this frame, and the state, alive
+                    record["validation_loss"] = loss  # in place, as the state store may hold the same record
+        except DataError:  # not bound to a name, which would keep this frame and the state alive
             self._record(records[-1:])
             raise
         self._record(records[-1:])
@@ -254,7 +257,7 @@ class TrainLoop:
         return outcome, upcoming, device_batches
 
     def _records(self, outcome: WindowResult, first: int, times: _Times) -> list[dict[str, Any]]:
-        """Makes the records of a window's iterations."""
+        """Builds the records of a window's iterations."""
         steps = self.live.steps
         plan_fields = plan_record(steps, self.live.period_ratio, was_discarded=outcome.was_discarded)
         return [
@@ -272,14 +275,15 @@ def window_length(
 ) -> int:
     """Returns how many iterations run next as one program: ``window``, or 1 if something is due within the window.
 
-    A window cannot be interrupted. Single iterations lead up to what is due, so that only two programs are compiled.
+    A window cannot be interrupted. Before work that is due within a window, iterations run one at a time, so that only
+    two programs are compiled.
 
     Args:
-        window: K, iterations of a window.
+        window: number of iterations in a window.
         done: iterations done.
-        last_step: last iteration of this invocation; a window does not go past it.
-        periods: periods of recurring work, in iterations; 0: never.
-        breaks: other iterations that a window must not go past.
+        last_step: last iteration of this invocation; a window does not extend past it.
+        periods: periods of recurring work, in iterations; 0 for never.
+        breaks: other iterations that a window must not extend past.
 
     >>> [window_length(3, done, 20, periods=(7, 0)) for done in (0, 3, 6, 7, 18)]
     [3, 3, 1, 3, 1]
@@ -292,7 +296,7 @@ def window_length(
 
 
 def is_due(done: int, every: int, num_steps: int) -> bool:
-    """Returns whether work is due that recurs every ``every`` iterations and after the last one; 0: never.
+    """Returns whether work is due that recurs every ``every`` iterations and after the last one; never if it is 0.
 
     >>> [done for done in range(1, 8) if is_due(done, 3, 7)], is_due(7, 0, 7)
     ([3, 6, 7], False)
@@ -308,23 +312,23 @@ def lost_stages(
     chunks: Chunks,
     run_chunks: Chunks,
 ) -> list[int]:
-    """Returns the stages that cannot go on, without a live worker or with a block whose state is lost.
+    """Returns the stages that cannot continue, because they have no live worker or a block whose state is lost.
 
-    A worker may stand in for another role than its own. A worker that rejoins has copied its stage's state before any
-    other worker fails.
+    A worker may have taken over a role other than its own. A worker that rejoins has copied its stage's state before
+    any other worker fails.
 
     Args:
-        topology: whole cluster.
-        rows: workers and their roles so far.
-        before: workers that were down.
-        failed: workers that are down from now on.
-        chunks: blocks that each role has held so far.
-        run_chunks: blocks that each worker holds in its own role from now on.
+        topology: topology of the whole cluster.
+        rows: workers and their roles before the change.
+        before: workers that were down before the change.
+        failed: workers that are down after the change.
+        chunks: blocks that each role held before the change.
+        run_chunks: blocks that each worker holds in its own role after the change.
     """
     live = set(topology.workers) - failed
     surviving_roles = {row.role for row in rows if row.worker not in failed}
     lost = set(range(topology.num_stages)) - {stage for _, stage in live}
-    # For each block: the stage that has held it so far, and the stage that holds it from now on, by pipeline.
+    # For each block and pipeline: the stage that held the block before, and the stage that holds it afterwards.
     for held_D, stage_D in zip(chunks.stage_DB.T.tolist(), run_chunks.stage_DB.T.tolist(), strict=True):
         holders = set(enumerate(stage_D))
         # The state survives in a live worker, or in one that has rejoined and copied it.
@@ -335,7 +339,12 @@ def lost_stages(
 
 
 def check_failures(engine: Engine, failures: "FailureList", window: int) -> None:
-    """Plans for every failure of a list, so that a run is refused before its first iteration.
+    """Plans for every failure of a list, so that a run that cannot survive them is refused before it starts.
+
+    Args:
+        engine: engine of the run.
+        failures: listed failures.
+        window: number of iterations in a window.
 
     Raises:
         SettingError: a stage would lose its state, or there is no plan for some of the failures.

@@ -1,4 +1,4 @@
-"""Model directories: a model's parameters as plain arrays for one device, without optimizer state or the loader's."""
+"""Model directories: a model's parameters as plain arrays for one device, without optimizer or loader state."""
 
 import hashlib
 import sys
@@ -23,17 +23,18 @@ from swift.train.interrupt import Interrupt
 
 @contextmanager
 def new_model(out: Path) -> Iterator[tuple[Path, Interrupt]]:
-    """Makes a model directory atomically: an error or a signal leaves nothing behind.
+    """Creates a model directory atomically: after an error or a signal, nothing is left behind.
 
     Args:
-        out: directory to make.
+        out: directory to create.
 
     Yields:
-        (temporary directory to write to, renamed at the end; signal handler, to be checked between arrays).
+        (temporary directory to write to, which is renamed to ``out`` at the end; signal handler to check between
+        arrays).
 
     Raises:
         RunError: the model cannot be written.
-        KeyboardInterrupt: a signal has arrived.
+        KeyboardInterrupt: a signal arrived.
     """
     try:
         with Interrupt(answer=_say_stopping).hold() as interrupt, new_directory(out.absolute()) as directory:
@@ -41,7 +42,7 @@ def new_model(out: Path) -> Iterator[tuple[Path, Interrupt]]:
             interrupt.check()
     except SettingError:
         raise
-    except (OSError, ValueError) as error:  # ValueError: from Orbax, which wraps the system's error in half a page
+    except (OSError, ValueError) as error:  # Orbax raises ValueError with a long text around the system's error
         reason = getattr(error, "strerror", None) or first_line(error)
         raise RunError(f"{out}: the model cannot be written: {reason}") from error
 
@@ -57,7 +58,7 @@ def write_model(directory: Path, gpt: GPT, arrays: dict[str, Any], step: int) ->
         directory: directory from ``new_model``.
         gpt: architecture.
         arrays: parameters by group, layer and name.
-        step: iteration of the weights.
+        step: iteration after which the weights were taken.
 
     Raises:
         OSError, ValueError: the weights cannot be written.
@@ -69,14 +70,14 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
     """Reads a model directory.
 
     Args:
-        experiment: settings of the model; only its shape and vocabulary matter.
+        experiment: settings of the model; only its architecture, vocabulary and number of expert classes are used.
         path: directory that ``write_model`` wrote.
 
     Returns:
         (architecture, weights on the host in their stored dtypes).
 
     Raises:
-        SettingError: this is no model directory, or the model has another shape or is damaged.
+        SettingError: the path is not a model directory, or the model has another shape or is damaged.
     """
     gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
     theirs = load_metadata(path, "MODEL").get("model")
@@ -97,13 +98,13 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
 
 
 def load_float32(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
-    """Reads a model directory as ``load_exported`` does, with the weights ``widened``."""
+    """Reads a model directory, see ``load_exported``, and converts the weights with ``widened``."""
     gpt, weights = load_exported(experiment, path)
     return gpt, widened(experiment, weights)
 
 
 def widened(experiment: Experiment, weights: Weights) -> Weights:
-    """Converts host weights to the dtype of master weights, at least float32; rounds weights of a wider dtype."""
+    """Converts host weights to the dtype of master weights, which is at least float32; wider weights are rounded."""
     wide = jnp.promote_types(experiment.compute_dtype, jnp.float32)
     return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), weights)
 
@@ -114,7 +115,7 @@ def is_model(path: Path) -> bool:
 
 
 def check_new(path: Path) -> None:
-    """Raises SettingError if the directory for ``--out`` exists already or cannot be made."""
+    """Raises SettingError if the directory for ``--out`` already exists or cannot be created."""
     try:
         path.mkdir()
         path.rmdir()
@@ -134,7 +135,7 @@ def _shape(gpt: GPT) -> dict[str, Any]:
 
 
 def weights_digest(weights: Any) -> str:
-    """Computes the SHA-256 of host weights and their names, to compare hosts."""
+    """Computes the SHA-256 digest of host weights and their names, to check that all hosts have the same weights."""
     digest = hashlib.sha256()
     for place, leaf in jax.tree_util.tree_leaves_with_path(weights):
         digest.update(f"{jax.tree_util.keystr(place)} {leaf.dtype} {leaf.shape}\n".encode())

@@ -28,14 +28,15 @@ from swift.topology import worker_names
 def step_record(
     step: int, metrics: Mapping[str, np.ndarray], step_s: float, spec: StepSpec, input_s: float
 ) -> dict[str, Any]:
-    """Makes the record of one iteration; its field ``invalid_placement`` is only there if the placement is wrong.
+    """Builds the record of one iteration; it has the field ``invalid_placement`` only if the placement is invalid.
 
     Args:
-        step: iterations done, from 1.
+        step: number of the iteration, from 1.
         metrics: metrics of the step, on the host, without the worker dimension.
-        step_s: duration of the iteration, s.
+        step_s: duration of the iteration, in seconds.
         spec: spec of the step, with the workers and expert ranks that took part.
-        input_s: time within ``step_s`` that the host spent reading batches, usually the next iteration's, s.
+        input_s: time within ``step_s`` that the host spent reading batches, usually those of the next iteration, in
+            seconds.
     """
     live = spec.live
     popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))
@@ -70,7 +71,7 @@ class Utilization:
 
     Attributes:
         flops_per_token: see ``GPT.flops_per_token``.
-        peak_flops: peak operations per second of each device, or of the host that all ranks share; None: unknown.
+        peak_flops: peak FLOP/s of each device, or of the device or host that all ranks share; None if unknown.
         is_shared: whether all ranks share one device or host.
     """
 
@@ -80,7 +81,7 @@ class Utilization:
 
     @classmethod
     def of(cls, spec: StepSpec) -> "Utilization":
-        """Looks up the chip's peak; on a CPU, measures it."""
+        """Looks up the peak FLOP/s of the accelerator that runs a step, or measures the peak on a CPU."""
         device = spec.live.mesh.devices.flat[0]
         is_cpu = device.platform == "cpu"
         peak = host_matmul_flops(spec.compute_dtype) if is_cpu else peak_flops(device, spec.compute_dtype)
@@ -88,7 +89,7 @@ class Utilization:
         return cls(spec.gpt.flops_per_token(spec.experts.top_k), peak, is_shared)
 
     def mfu(self, record: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the field ``mfu`` for the record of an iteration; no field if the peak is unknown."""
+        """Returns the field ``mfu`` for the record of an iteration, or no field if the peak is unknown."""
         if self.peak_flops is None:
             return {}
         num_devices = 1 if self.is_shared else record["live_workers"] * record["live_ranks"]
@@ -98,7 +99,7 @@ class Utilization:
 def plan_facts(steps: Steps) -> dict[str, Any]:
     """Returns the fields of a pipeline's plan for ``events.jsonl``.
 
-    They are the failed workers, the positions of workers that stand in for others, and the schedule, see ``read_plan``.
+    They are the failed workers, the positions of workers that stand in for others, and the schedule; see ``read_plan``.
     """
     configuration = steps.configuration
     failed = worker_names(configuration.failed)
@@ -110,12 +111,12 @@ def plan_facts(steps: Steps) -> dict[str, Any]:
 
 
 def plan_record(steps: Steps, period_ratio: float, **more: Any) -> dict[str, Any]:
-    """Returns the fields that the plan adds to an iteration's record; none with a single worker.
+    """Returns the fields that the plan adds to an iteration's record; a single worker has no plan and adds none.
 
     Args:
         steps: step functions of the live workers.
-        period_ratio: planned time of an iteration, relative to an iteration without failures.
-        **more: further fields for the record of a pipeline.
+        period_ratio: planned duration of an iteration, relative to an iteration without failures.
+        **more: further fields to add if there is a plan.
     """
     if steps.spec.is_single_worker:
         return {}
@@ -123,7 +124,7 @@ def plan_record(steps: Steps, period_ratio: float, **more: Any) -> dict[str, Any
 
 
 class Batches(Protocol):
-    """The batches of a split by number, such as a ``Loader``."""
+    """The batches of a split, accessed by number, such as a ``Loader``."""
 
     def batch(self, step: int) -> Batch:
         """Loads a batch, or as much of it as this process needs."""
@@ -137,9 +138,9 @@ def mean_loss(evaluate: Callable[[Batch], Sums], validation: Batches, num_batche
     """Computes the mean loss on a split's first batches, in nats per token.
 
     Args:
-        evaluate: function that returns the sums of one batch.
+        evaluate: function that returns the loss and token sums of one batch.
         validation: batches of the split.
-        num_batches: most batches to evaluate; at most one pass over the split.
+        num_batches: maximum number of batches; at most one pass over the split is evaluated.
     """
     loss, tokens = 0.0, 0
     for index in range(min(num_batches, validation.num_batches_per_epoch)):
@@ -151,17 +152,17 @@ def mean_loss(evaluate: Callable[[Batch], Sums], validation: Batches, num_batche
 def summarize(experiment: Experiment, directory: RunDirectory, device: str, **more: Any) -> dict[str, Any]:
     """Computes the summary of a run, and writes it if the run has reached its end.
 
-    It is computed from the record, so that a resumed run has the same summary as an uninterrupted one.
+    The summary is computed from the run's record, so a resumed run has the same summary as an uninterrupted one.
 
     Args:
         experiment: settings of the run.
         directory: run directory.
-        device: kind of the devices.
-        **more: further fields; JSON.
+        device: device model.
+        **more: further JSON-serializable fields.
 
     Raises:
-        RunError: the record is damaged. A run in progress does not read it, so this shows only now; the checkpoints are
-            saved.
+        RunError: the record is damaged. A run in progress does not read its record, so the damage is only found at the
+            end, when the checkpoints are already saved.
     """
     try:
         run = read_run(directory.path)

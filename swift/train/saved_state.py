@@ -1,8 +1,9 @@
-"""Converts training states to and from checkpoints, for any ranks and stages, and saves them elsewhere if need be.
+"""Converts training states to and from checkpoints, for any ranks and stages, with fallback directories for full disks.
 
-A checkpoint that cannot be written to its run directory goes to a fallback directory until ``--resume`` takes it back.
-The fallback directory's name is computed from the run, since a full or read-only disk cannot hold a note of it. A file
-in it names the run directory: a run may be moved to another disk, and a copy of a run is another run.
+A checkpoint that cannot be written to its run directory is written to a fallback directory, until ``--resume`` moves it
+back. The fallback directory's name is derived from the run, since its path cannot be recorded on a full or read-only
+disk. A file in the fallback directory names the run directory, to tell a run that was moved to another disk from a copy
+of a run, which is a separate run.
 """
 
 import json
@@ -53,7 +54,7 @@ _PREFIX, _ORIGIN = "kept-by-swift", "origin"
 
 
 def split_of(spec: StepSpec) -> StateSplit:
-    """Divides a run's state into a dense part and experts, in checkpoint layout: one row for every stage."""
+    """Divides a run's state into a dense part and experts, in checkpoint layout, which has one row for each stage."""
     abstract = spec.checkpoint_spec.abstract()
     has_classes = isinstance(spec.layouts.get("expert"), Decoupled)
     return StateSplit(abstract, replace(spec.specs, slots={}), has_classes, spec.cut.counts(is_moe=True))
@@ -65,19 +66,19 @@ def extra_of(spec: StepSpec, position: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_state(directory: Path, plan: RestorePlan, spec: StepSpec) -> TrainState:
-    """Loads a state and converts it, whatever ranks, slots and stages it was saved with.
+    """Loads a state and converts it from the ranks, slots and stages that it was saved with.
 
     Args:
         directory: directory of all checkpoints of the run.
         plan: checkpoints to read.
-        spec: spec of the step that continues; its checkpoint layout has one row for every stage.
+        spec: spec of the step that continues from the state; its checkpoint layout has one row for each stage.
 
     Returns:
-        The state on the host, without slots. On several hosts, each host reads only what its devices hold if the
-        state was saved in the same shape; the rest is zeros.
+        The state on the host, without slots. On several hosts, if the state was saved in the same shape, each host
+        reads only what its devices hold, and the rest is zeros.
 
     Raises:
-        SettingError: the arrays are of another model, or have changed since the plan was made.
+        SettingError: the arrays belong to another model, or have changed since the plan was made.
     """
     stored, shape, share = spec.checkpoint_spec, _shape_of(plan.manifest, spec), spec.live.share
     is_own = spec.chunks.matches_stages and shape == StateShape.of(spec)
@@ -93,7 +94,7 @@ def load_newest(directory: Path, identity: Mapping[str, Any], spec: StepSpec) ->
     Args:
         directory: directory of all checkpoints of the run.
         identity: settings that the run must share with the checkpoint.
-        spec: spec of the step that continues.
+        spec: spec of the step that continues from the state.
 
     Raises:
         RunError: no checkpoint is intact.
@@ -108,12 +109,12 @@ def load_newest(directory: Path, identity: Mapping[str, Any], spec: StepSpec) ->
 
 
 def to_store(spec: StepSpec, state: TrainState) -> tuple[TrainState, LiveMesh]:
-    """Converts a state to checkpoint layout: the stages of the checkpoint's cut, no slots.
+    """Converts a state to checkpoint layout: one row for each stage of the checkpoint's cut, and no slots.
 
-    Blocks only move if the workers hold something else than these stages.
+    Blocks are moved only if the workers hold other blocks than these stages.
 
     Returns:
-        The state, and the mesh that it is on.
+        (state in checkpoint layout, mesh that it is on).
     """
     state = replace(state, slots={})
     return (
@@ -124,14 +125,14 @@ def to_store(spec: StepSpec, state: TrainState) -> tuple[TrainState, LiveMesh]:
 
 
 def put_state(spec: StepSpec, state: TrainState) -> TrainState:
-    """Moves a host state in checkpoint layout to the devices of all live workers, and fills their slots."""
+    """Transfers a host state in checkpoint layout to the devices of all live workers, and fills their slots."""
     if spec.chunks.matches_stages:
         return spec.fill_slots(spec.live.put_stages(state, replace(spec.specs, slots={})))
     return spec.fill_slots(transfer_to_devices(state, spec.checkpoint_spec, spec))
 
 
 def first_ledger(experiment: Experiment, split: StateSplit) -> Ledger:
-    """Returns the ledger of a run that has saved nothing."""
+    """Returns the ledger of a run that has not saved a checkpoint yet."""
     return Ledger.first(
         split.num_layers, split.num_classes, experiment.checkpoint.first_k(experiment.experts.num_classes)
     )
@@ -144,7 +145,7 @@ def ledger_after(experiment: Experiment, plan: RestorePlan) -> Ledger:
 
 
 def ledger_for(spec: StepSpec, manifest: Manifest, ledger: Ledger) -> Ledger:
-    """Adapts a checkpoint's ledger to a run that may have another shape, see ``Ledger.emptied``."""
+    """Returns a checkpoint's ledger, emptied if the run's state has another shape, see ``Ledger.emptied``."""
     is_same = _shape_of(manifest, spec) == StateShape.of(spec)
     return ledger if is_same else ledger.emptied(ledger.k)
 
@@ -154,9 +155,10 @@ def _shape_of(manifest: Manifest, spec: StepSpec) -> StateShape:
 
 
 def check_savable(state: TrainState, step: int, num_classes: int) -> None:
-    """Raises RunError if a state must not replace a sound checkpoint.
+    """Raises RunError if a state is not fit to be saved.
 
-    That is a state of mixed iterations, with weights that are not finite, or with an invalid placement.
+    A state is rejected if its parts are from different iterations or not from iteration ``step``, if its weights are
+    not finite, or if its placement is invalid.
     """
     steps = sorted(set(state.step.tolist()))
     if steps != [step]:
@@ -169,7 +171,7 @@ def check_savable(state: TrainState, step: int, num_classes: int) -> None:
 
 
 def fallback_directories(checkpoints: Path) -> list[Path]:
-    """Returns the directories for a run's checkpoints that its own directory cannot hold, the best one first.
+    """Returns the directories for checkpoints that cannot be written to the run directory, in order of preference.
 
     Args:
         checkpoints: directory of the run's checkpoints.
@@ -179,7 +181,7 @@ def fallback_directories(checkpoints: Path) -> list[Path]:
 
 
 def save_fallback(checkpoints: Path, step: int, write: Callable[[Path], object]) -> str:
-    """Writes a checkpoint to the first of ``fallback_directories`` that can hold it.
+    """Writes a checkpoint to the first of ``fallback_directories`` that accepts it.
 
     Args:
         checkpoints: directory of the run's checkpoints.
@@ -187,10 +189,10 @@ def save_fallback(checkpoints: Path, step: int, write: Callable[[Path], object])
         write: function that writes the checkpoint into a given directory of checkpoints.
 
     Returns:
-        A sentence that names the directory, and says how to resume from it.
+        A phrase that names the directory, and says how to resume from it.
 
     Raises:
-        RunError: no directory can hold it; the message says why.
+        RunError: no directory accepts it; the message gives the reason for each.
     """
     troubles = []
     for fallback in fallback_directories(checkpoints):
@@ -200,7 +202,7 @@ def save_fallback(checkpoints: Path, step: int, write: Callable[[Path], object])
                 raise PermissionError("belongs to somebody else")
             (fallback / _ORIGIN).write_text(f"{checkpoints.resolve()}", encoding="utf-8")
             write(fallback)
-        except Exception as error:  # whatever the reason: the next directory may work
+        except Exception as error:  # after any error, the next directory may work
             troubles.append(f"{fallback}: {' '.join(str(error).split())}")
             if not checkpoint_steps(fallback) and _is_own(fallback):
                 shutil.rmtree(fallback, ignore_errors=True)
@@ -214,13 +216,15 @@ def save_fallback(checkpoints: Path, step: int, write: Callable[[Path], object])
 
 
 def import_fallback(checkpoints: Path) -> list[str]:
-    """Moves a checkpoint from a fallback directory back to its run, if it is the run's newest.
+    """Moves a checkpoint from a fallback directory back to its run directory, if it is the run's newest.
+
+    Fallback directories are removed afterwards, except those whose newest checkpoint is damaged.
 
     Args:
         checkpoints: directory of the run's checkpoints.
 
     Returns:
-        A line for each checkpoint that was moved or passed over.
+        A line for each checkpoint that was moved back, or skipped because it is damaged.
 
     Raises:
         RunError: the checkpoint still cannot be written to the run's directory.
@@ -231,7 +235,7 @@ def import_fallback(checkpoints: Path) -> list[str]:
         if step > max(checkpoint_steps(checkpoints), default=0):
             try:
                 _copy(fallback, checkpoints, step)
-            except SettingError as error:  # damaged: the run may resume from an older one
+            except SettingError as error:  # it is damaged; the run may resume from an older one
                 lines.append(f"passed over: {fallback / checkpoint_path(fallback, step).name} {error.allowed}")
                 continue
             except OSError as error:
@@ -245,7 +249,7 @@ def import_fallback(checkpoints: Path) -> list[str]:
 
 
 def _copy(fallback: Path, checkpoints: Path, step: int) -> None:
-    """Copies a checkpoint, and verifies the copy before it counts; raises SettingError if it is damaged."""
+    """Copies a checkpoint, and verifies the copy before it is committed; raises SettingError if it is damaged."""
     source = checkpoint_path(fallback, step)
     manifest = read_manifest(source, "checkpoint")
     temporary = begin_save(checkpoints, step)
@@ -268,12 +272,12 @@ def _tops() -> list[Path]:
 
 
 def _name(checkpoints: Path) -> str:
-    """Returns the prefix of a run's fallback directories, which does not depend on where the run directory is."""
+    """Returns the name prefix of a run's fallback directories, which does not depend on the run directory's path."""
     return f"{_PREFIX}-{os.getuid()}-{digest(_begun(checkpoints.parent / EVENTS).encode())[:16]}"
 
 
 def _left_behind(checkpoints: Path) -> list[Path]:
-    """Finds the fallback directories of a run that has since been moved."""
+    """Finds the run's fallback directories, including those made before the run directory was moved."""
     if not _begun(checkpoints.parent / EVENTS):
         return []
     fallbacks = [
@@ -283,7 +287,7 @@ def _left_behind(checkpoints: Path) -> list[Path]:
 
 
 def _is_for(fallback: Path, checkpoints: Path) -> bool:
-    """Whether a fallback directory was made for this run directory, or for one that no longer exists: it was moved."""
+    """Whether a fallback directory was made for this run directory, or for one that was moved and no longer exists."""
     try:
         origin = Path((fallback / _ORIGIN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -292,7 +296,7 @@ def _is_for(fallback: Path, checkpoints: Path) -> bool:
 
 
 def _is_own(fallback: Path) -> bool:
-    """Whether a directory exists that only this user can write to: others must not be able to plant a checkpoint."""
+    """Whether a directory exists and only this user can access it, so that nobody else can plant a checkpoint there."""
     try:
         status = fallback.lstat()
     except OSError:
@@ -301,7 +305,10 @@ def _is_own(fallback: Path) -> bool:
 
 
 def _begun(events: Path) -> str:
-    """Returns when a run began: a new run in an old directory must not take the old run's checkpoints."""
+    """Returns the start time of a run, or an empty string if unknown.
+
+    It keeps a new run in a reused directory from taking over the old run's checkpoints.
+    """
     try:
         with events.open("rb") as file:
             return str(json.loads(file.readline()).get("time"))

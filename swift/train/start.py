@@ -1,7 +1,7 @@
 """The start of a run: its options, its directory, the state to continue from, and the iterations left to do.
 
-An invocation acquires the run directory, then finds the newest checkpoint or the weights to begin with. A run that
-cannot be continued is refused before data are loaded or anything is written.
+An invocation acquires the run directory, then finds the newest checkpoint or the initial weights. A run that cannot be
+continued is refused before data are loaded or anything is written.
 """
 
 import sys
@@ -45,18 +45,21 @@ class TrainOptions:
 
     Attributes:
         run_dir: run directory.
-        config_text: operative configuration, stored in the run directory; empty: as ``config_text`` writes it.
+        config_text: operative configuration, stored in the run directory; if empty, it is generated from the
+            experiment by ``swift.config.stored.config_text``.
         resume: whether to continue the run in the directory.
-        stop_at: iteration after which to stop early, with a checkpoint; None: run to the end.
-        profile: (first, last) iteration to trace with the profiler; None: no trace.
-        prepare: ``next`` plans and compiles ahead for the failure or return of any one worker.
-        stopping_s: seconds that the process may take to end after Ctrl-C or SIGTERM, in which it saves a checkpoint.
-        init_from: run or model whose weights a new run begins with; None: drawn at random with ``Experiment.seed``.
-        log_every: iterations between lines of progress; None: about ten lines in all, and none on a terminal.
+        stop_at: iteration after which to stop early, with a checkpoint; None to run to the end.
+        profile: (first, last) iteration to trace with the profiler; None for no trace.
+        prepare: which reconfigurations to prepare; ``next`` plans and compiles ahead for the failure or return of any
+            one worker.
+        stopping_s: seconds that the process may take to save a checkpoint and exit after Ctrl-C or SIGTERM.
+        init_from: run or model whose weights a new run begins with; None to initialize them randomly with
+            ``Experiment.seed``.
+        log_every: iterations between progress lines; None for about ten lines in total, and none on a terminal.
         observers: observers of the run besides TensorBoard.
-        series: position of the run in a series of runs; None: a single run.
-        corpora: directory of corpus indexes, see ``find_index``; None: the corpus is read and tokenized again.
-        connect: function that connects to input hosts while the corpus index is built; None: no input hosts.
+        series: position of the run in a series of runs; None for a single run.
+        corpora: directory of corpus indexes, see ``find_index``; None to read and tokenize the corpus again.
+        connect: function that connects to input hosts while the corpus index is built; None for no input hosts.
         plan: function that plans how the corpus is read while its index is built.
         hosts: hosts of the run.
     """
@@ -92,8 +95,8 @@ _MAY_CHANGE = (
 )
 """Settings that may change when a run is resumed.
 
-They are the run's length, its records and failures, where and how the same sums are computed (the loader ensures that
-the total number of micro-batches stays), and remedies for a loss that was not finite.
+They control the run's length, its records and failures, the devices and methods that compute the same sums (the loader
+ensures that the total number of micro-batches does not change), and remedies for a loss that was not finite.
 """
 
 
@@ -101,10 +104,14 @@ the total number of micro-batches stays), and remedies for a loss that was not f
 def acquire_run(options: TrainOptions) -> Iterator[Lease]:
     """Acquires the run directory for this process while the block runs; call it before reading anything there.
 
-    A directory that this call made is removed again if it stays empty.
+    A directory that this call created is removed again if it is still empty at the end.
+
+    Yields:
+        The lease on the directory.
 
     Raises:
-        SettingError: another process owns the directory, or it cannot be the directory of this run.
+        SettingError: another process owns the directory, or the directory is unsuitable: not a run when resuming, or
+            not new otherwise.
     """
     run_dir = options.run_dir
     if options.log_every is not None:
@@ -129,13 +136,13 @@ def acquire_run(options: TrainOptions) -> Iterator[Lease]:
 
 @contextmanager
 def made_directory(run_dir: Path) -> Iterator[Callable[[], None]]:
-    """Makes a run directory if it is missing, and its parents; removes those that are still empty after the block.
+    """Creates a run directory and its parents if missing; removes those that are still empty after the block.
 
     Yields:
-        The function that removes them, for a caller that has to do so earlier.
+        A function that removes them, for a caller that has to do so earlier.
 
     Raises:
-        SettingError: the directory cannot be made.
+        SettingError: the directory cannot be created.
     """
     missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
 
@@ -159,14 +166,14 @@ def _tell(text: str) -> None:
 
 
 def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
-    """Tries out a user's placement policy before a run; Swift's own policies are tested instead.
+    """Tries out a user-defined placement policy before a run; Swift's own policies are skipped.
 
     Args:
         experiment: settings of the run.
-        num_ranks: number of expert ranks to place experts on; None: as in the experiment.
+        num_ranks: number of expert ranks to place experts on; None to use the experiment's number.
 
     Raises:
-        SettingError: the policy cannot be used.
+        SettingError: the policy fails the trial.
     """
     experiment = with_num_ranks(experiment, num_ranks or experiment.topology.num_expert_ranks)
     num_layers, module = checkpoint_cut(experiment).stack_size(True), type(experiment.placement).__module__
@@ -185,15 +192,18 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
 
 
 def check_resumable(experiment: Experiment, options: TrainOptions) -> None:
-    """Raises SettingError unless the directory's run has the same settings, except for those in ``_MAY_CHANGE``."""
+    """Raises SettingError if the run in the directory has other settings, except for those in ``_MAY_CHANGE``."""
     check_same_run(options.run_dir, options.config_text, _MAY_CHANGE, set(defaults_in(experiment)))
 
 
 def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | None:
-    """Finds the newest intact checkpoint to continue from; None for a new run.
+    """Finds the newest intact checkpoint to continue from, or returns None for a new run.
 
-    With several hosts all check a part of the files, and the first host chooses. A wrong directory is refused before
-    data are loaded.
+    With several hosts, each verifies a part of the files, and the first host chooses the checkpoint.
+
+    Raises:
+        SettingError: the directory is unsuitable, or its run has no intact checkpoint.
+        RunError: a fallback checkpoint cannot be moved back to the directory.
     """
     directory, hosts, start = options.run_dir / "checkpoints", options.hosts, None
     with hosts.all_or_none():
@@ -211,7 +221,7 @@ def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | N
 
 
 def _check_start(experiment: Experiment, options: TrainOptions, directory: Path) -> None:
-    """Checks that the run can begin or resume here; cleans up interrupted saves and takes back fallback checkpoints."""
+    """Checks that the run can begin or resume here; cleans up interrupted saves and imports fallback checkpoints."""
     if not options.resume:
         check_new_run(options.run_dir)
         return
@@ -230,14 +240,14 @@ def needs_summary(experiment: Experiment, options: TrainOptions, done: int) -> b
 
 
 def write_summary(experiment: Experiment, options: TrainOptions, lease: Lease, device: str) -> dict[str, Any]:
-    """Writes the summary of a run that has nothing else left to do, and returns it."""
+    """Writes and returns the summary of a run whose iterations are all done."""
     with open_run(experiment, options, experiment.num_steps, lease) as directory:
         directory.log_event("finish", experiment.num_steps)
         return summarize(experiment, directory, device)
 
 
 def check_range(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> None:
-    """Raises SettingError if no iterations are left, or an option names iterations outside the remaining ones."""
+    """Raises SettingError if no iterations are left, or an option refers to iterations outside the remaining ones."""
     if done >= experiment.num_steps:
         allowed = f"has nothing left to do: it is at iteration {done}; set Experiment.num_steps above that to extend it"
         raise SettingError("--resume", str(options.run_dir), allowed)
@@ -250,22 +260,22 @@ def check_range(experiment: Experiment, options: TrainOptions, done: int, last_s
 
 
 def find_weights(experiment: Experiment, options: TrainOptions) -> RestorePlan | ModelPlan | None:
-    """Finds the weights of ``options.init_from`` for a new run; None: the run draws its own."""
+    """Finds the weights of ``options.init_from`` for a new run; returns None if the run initializes its own."""
     return None if options.init_from is None else options.init_from.plan(experiment)
 
 
 def read_start(
     spec: StepSpec, options: TrainOptions, start: RestorePlan | None, weights: RestorePlan | ModelPlan | None
 ) -> TrainState | dict[str, Any] | None:
-    """Reads the first state, or the weights for it, to host memory; None if the run draws its own weights.
+    """Reads the first state, or the initial weights, into host memory; returns None if the run initializes its own.
 
     On several hosts, each host reads what it needs itself.
 
     Args:
-        spec: step spec.
+        spec: spec of the run's step.
         options: options of this invocation.
         start: checkpoint of the run itself; None for a new run.
-        weights: what ``find_weights`` found; None: nothing.
+        weights: result of ``find_weights``.
     """
     if start is not None:
         return load_state(options.run_dir / "checkpoints", start, spec)
@@ -273,14 +283,14 @@ def read_start(
 
 
 def begin(experiment: Experiment, spec: StepSpec, read: TrainState | dict[str, Any] | None) -> TrainState:
-    """Makes the run's first state on the devices of all hosts, from what ``read_start`` read."""
+    """Creates the run's first state on the devices of all hosts, from the result of ``read_start``."""
     if read is None:
         return spec.init(root_key(experiment.seed))
     return put_state(spec, read) if isinstance(read, TrainState) else spec.state_from_params(read)
 
 
 def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Lease) -> RunDirectory:
-    """Creates or reopens the run directory, which may be written to as long as the lease lasts."""
+    """Creates or reopens the run directory, which may be written to while the lease is held."""
     lease.check()
     changed = changed_settings(options.run_dir, options.config_text) if options.resume else {}
     try:

@@ -1,4 +1,4 @@
-"""A training run in one process: takes an experiment, and leaves a run directory and a summary.
+"""A training run in one process on each host: runs an experiment, and writes a run directory and a summary.
 
 ``train`` runs the experiment. ``check_before`` checks everything but the checkpoints, and writes nothing.
 """
@@ -61,14 +61,14 @@ from swift.variables import compiler_variables
 
 
 def check_before(experiment: Experiment, options: TrainOptions) -> Any:
-    """Makes the checks of a run's start, except for its checkpoints; writes nothing.
+    """Performs the checks made at the start of a run, except for its checkpoints; writes nothing.
 
     Returns:
-        Identity of the data, as JSON. It must be the same on all hosts of a run.
+        Identity of the data, JSON-serializable. It must be the same on all hosts of a run.
 
     Raises:
-        SettingError: a setting, the data or the run directory is not usable, some failures have no plan, or the memory
-            is too small.
+        SettingError: a setting, the data or the run directory is unusable, some failures have no plan, or there is too
+            little memory.
     """
     if not options.resume:
         check_new_run(options.run_dir)
@@ -92,14 +92,16 @@ def train(
     Args:
         experiment: settings of the run.
         options: options of this invocation, or just the run directory.
-        failures: failures by iteration; None: the experiment's own list.
+        failures: source of the failures at each iteration; None for the experiment's own list.
 
     Returns:
-        The summary; ``summary.json`` is only written at the end of the run. Empty on all hosts but the first.
+        The summary, which is empty on all hosts but the first. ``summary.json`` is only written if the run has reached
+        its end.
 
     Raises:
-        SettingError: a setting, the run directory or the checkpoint is not usable; nothing was written.
-        RunError: the loss is not finite, a stage has lost its last worker, or another process has taken the directory.
+        SettingError: a setting, the run directory or the checkpoint is unusable; nothing was written.
+        RunError: the run cannot continue, for example because the loss is not finite, a stage has lost its last worker,
+            or another process has taken over the directory.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the iteration that was running is completed and saved.
     """
     check(experiment)
@@ -144,7 +146,7 @@ def _continue(
     start_plans: tuple[RestorePlan | None, RestorePlan | ModelPlan | None],
     last_step: int,
 ) -> dict[str, Any]:
-    """Runs the remaining iterations, from the run's checkpoint or from other weights, whichever was found."""
+    """Runs the remaining iterations, starting from the run's checkpoint, from other weights, or from new weights."""
     hosts, (start, weights) = options.hosts, start_plans
     done = 0 if start is None else start.step
     listed = failure_list(experiment)
@@ -156,9 +158,9 @@ def _continue(
         hosts.check_same({"the data": loaders[0].state()["data"]})
         progress.stage("planning")
         with hosts.all_or_none():
-            prepare = "none" if hosts.count > 1 else options.prepare  # nothing changes yet on several hosts
+            prepare = "none" if hosts.count > 1 else options.prepare  # preparing is not supported on several hosts yet
             cluster = EmulatedCluster(experiment, prepare, listed if failures is None else failures, done + 1, first)
-            utilization = Utilization.of(cluster.engine.spec)  # before the cluster compiles ahead, which takes cores
+            utilization = Utilization.of(cluster.engine.spec)  # before the cluster compiles ahead, which uses the cores
         with cluster, Interrupt(options.stopping_s, lambda: progress.note(STOPPING)) as interrupt:
             with hosts.all_or_none():
                 cluster.check(listed)
@@ -175,7 +177,7 @@ def _continue(
                 read = [read_start(spec, options, start, weights)]
             if hosts.count > 1 and weights is not None:
                 hosts.check_same({"the weights of --init-from": weights_digest(read[0])})
-            # Lists of one element: the callee pops it, so that no frame here keeps the memory for the whole run.
+            # Lists of one element, which the callee pops, so that no frame here keeps the memory for the whole run.
             first_state = [begin(experiment, spec, read.pop())]
             changes = [] if start is None else loaders[0].restore(start.manifest.extra["loader"])
             with (
@@ -204,12 +206,12 @@ def _continue(
 
 
 def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[str], None]) -> tuple[Loader, Loader]:
-    """Makes the loaders of training and validation.
+    """Creates the loaders of the training and validation splits.
 
     Args:
         experiment: settings of the run.
         options: options of this invocation.
-        report: function that shows a line when something takes long.
+        report: function that shows a line of text when an operation takes long.
     """
     corpus = None
     if options.corpora is not None:
@@ -218,13 +220,13 @@ def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[
 
 
 def _part(options: TrainOptions) -> None:
-    """Separates from the other hosts, unless more experiments of a series follow on them."""
+    """Separates from the other hosts, unless further runs of a series follow."""
     if options.series is None or options.series.is_last:
         options.hosts.separate()
 
 
 def _display(options: TrainOptions, last_step: int, done: int) -> ProgressDisplay:
-    """Makes the progress display; it is silent on all hosts but the first."""
+    """Creates the progress display, which is silent on all hosts but the first."""
     console = None if options.hosts.is_first else Console(stderr=True, quiet=True)
     return ProgressDisplay(
         options.run_dir.name, last_step, done + 1, console, log_every=options.log_every, series=options.series
@@ -261,7 +263,7 @@ def _run(
 
     Args:
         loop: training loop.
-        first_state: list with the first state, emptied here: a caller that kept the state would hold its memory.
+        first_state: list with the first state, which is emptied here so that the caller does not hold its memory.
         done: iterations done.
         last_step: last iteration of the invocation.
         checkpoints: checkpoints of the run.
@@ -276,7 +278,7 @@ def _run(
 
 
 def _announce_weights(source: WeightSource, weights: RestorePlan | ModelPlan, record: RunRecord) -> None:
-    """Records and shows which run's weights this run begins with."""
+    """Records and shows the origin of the weights that the run begins with."""
     facts = source.facts(weights)
     record.directory.log_event("init_from", 0, **facts)
     record.progress.note("begins with the weights of {run}, iteration {of_step}".format(**facts))
