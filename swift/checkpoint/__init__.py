@@ -4,7 +4,7 @@
   checkpoint and counts the token updates that a restore loses. ``config`` defines the settings.
 - Storage: ``manifest`` describes a checkpoint and the directory of all checkpoints. ``array_files`` reads and writes
   arrays, and ``arrays`` verifies them. ``writer`` saves on a single host, and ``multi_host_save`` on several hosts
-  together. ``saver`` decides when a state is written and retried. ``reader`` chooses and reads the copies to restore, and
+  together. ``saver`` decides when a state is written. ``reader`` chooses and reads the copies to restore, and
   ``inspection`` describes checkpoints and restores for users.
 - Memory: ``snapshots`` copies a state from the devices, and ``peer_snapshots`` keeps each rank's snapshots in the
   memory of another rank. ``recovery`` rebuilds the slices of lost ranks from snapshots, replicas and checkpoints.
