@@ -1,5 +1,6 @@
 """Evaluation: asks models questions with known answers, and reports scores with confidence intervals.
 
-``tasks`` defines the questions and reads them from files. ``scoring`` puts them to a generation engine, and ``harness``
-lets lm-eval do so. ``results`` holds the answers of models, compares models, and stores both in files.
+``tasks`` defines the questions and reads them from files. ``scoring`` answers them with a generation engine.
+``harness`` lets lm-eval use such an engine. ``results`` holds the answers of models, compares models, and stores
+answers and comparisons in files.
 """

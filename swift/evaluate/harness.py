@@ -1,4 +1,4 @@
-"""An adapter for lm-eval: its model interface, backed by a generation engine."""
+"""Adapter for lm-eval: implements its model interface with a generation engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ _KNOWN = ("do_sample", "max_gen_toks", "temperature", "top_k", "top_p", "until")
 
 
 class EngineLM(TemplateLM):
-    """A generation engine as a model for ``lm_eval.simple_evaluate``.
+    """Model for ``lm_eval.simple_evaluate`` that runs on a generation engine.
 
     All requests of a call are submitted at once, so that common prefixes are computed once. Nothing else may use the
     engine while lm-eval runs.
@@ -44,17 +44,17 @@ class EngineLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a document."""
+        """Token that ends a document."""
         return self._texts.separator
 
     @property
     def prefix_token_id(self) -> int:
-        """The token to put before a text without context: ``begin_of_prompt``, or the separator if there is none."""
+        """Token to prepend to a text without context: ``begin_of_prompt``, or the separator if there is none."""
         return prompt_tokens(self._texts, "")[0]
 
     @property
     def max_length(self) -> int:
-        """Number of positions that the model has."""
+        """Number of positions of the model."""
         return self._engine.gpt.config.sequence_length
 
     @property
@@ -63,11 +63,12 @@ class EngineLM(TemplateLM):
         return repr(self._texts)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Tokenizes a text, with ``begin_of_prompt`` in front.
+        """Tokenizes a text and prepends ``begin_of_prompt``, if the tokenizer has it.
 
         Args:
-            string: the text.
-            add_special_tokens: whether to add ``begin_of_prompt``; None: unless the text begins with it already.
+            string: text to tokenize.
+            add_special_tokens: whether to prepend ``begin_of_prompt``; None to do so unless the text already begins
+                with it.
         """
         tokens, begin = [int(token) for token in self._texts.encode(string)], text_tokens(self._texts, "")
         is_there = add_special_tokens is None and tokens[: len(begin)] == begin
@@ -85,7 +86,7 @@ class EngineLM(TemplateLM):
         return texts
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Returns log-probabilities of whole texts; a long text is scored in windows that fit the model's positions."""
+        """Computes each text's log-probability; long texts are scored in windows that fit the model's positions."""
         owners, pairs = [], []
         for number, request in enumerate(requests):
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -105,7 +106,7 @@ class EngineLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_others: Any
     ) -> list[tuple[float, bool]]:
-        """Scores continuations as (log-probability, whether every token is the likeliest one)."""
+        """Scores each continuation: returns (log-probability, whether every token is the likeliest one)."""
         scores = self._scores([(before, scored) for _, before, scored in requests], "loglikelihood", disable_tqdm)
         for (texts, _, _), score in zip(requests, scores, strict=True):
             self.cache_hook.add_partial("loglikelihood", texts, score)
@@ -124,7 +125,7 @@ class EngineLM(TemplateLM):
         return [(0.0, True) if continuation is None else _score(next(answers)) for continuation in continuations]
 
     def _continuing(self, number: int, text: str, settings: Mapping[str, Any]) -> tuple[Request, list[str]]:
-        """Returns (the request that continues a text, its stop texts)."""
+        """Returns (request that continues a text, its stop texts)."""
         known: dict[str, Any] = dict(normalize_gen_kwargs(dict(settings)))
         unknown = next((name for name in known if name not in _KNOWN), None)
         if unknown is not None:
@@ -141,7 +142,7 @@ class EngineLM(TemplateLM):
         return Request(tokens[-self.max_length :], known["max_gen_toks"], sampling, end, until), stops
 
     def _answers(self, requests: Sequence[Request], name: str, is_quiet: bool) -> list[Answer]:
-        """Runs the engine until all requests are answered, with a progress bar like lm-eval's own."""
+        """Runs the engine until all requests are answered, with a progress bar like that of lm-eval."""
         answers: list[Answer] = []
         try:
             answers += map(self._engine.submit, requests)

@@ -1,7 +1,7 @@
 """Results of evaluations: judgements, scores, and differences between two models, with 95 % confidence intervals.
 
-A result file is a JSON document of one or several models. It is untrusted: values are checked when it is read, and
-scores are computed again from the answers, never taken from the file.
+A result file is a JSON document with the results of one or several models. It is untrusted: its values are checked when
+it is read, and scores are recomputed from the answers instead of taken from the file.
 """
 
 import json
@@ -25,18 +25,18 @@ _METRICS = ({"accuracy", "accuracy_per_byte"}, {"match"})
 
 
 class Interval(NamedTuple):
-    """An interval."""
+    """Confidence interval with its two bounds."""
 
     low: float
     high: float
 
 
 def share_interval(correct: int, count: int) -> Interval:
-    """Computes Wilson's score interval for a share, which also holds for few questions and for shares near 0 and 1.
+    """Computes the 95 % Wilson score interval of a share; it is accurate for few questions and shares near 0 and 1.
 
     Args:
         correct: number of questions that were answered correctly.
-        count: number of all questions, at least one.
+        count: total number of questions, at least one.
     """
     square = _QUANTILE**2
     middle = (correct + square / 2) / (count + square)
@@ -46,17 +46,17 @@ def share_interval(correct: int, count: int) -> Interval:
 
 
 def difference_interval(both: int, only_first: int, only_second: int, neither: int) -> Interval:
-    """Computes the interval for the difference of two models' shares on the same questions: first minus second.
+    """Computes the 95 % interval of the difference of two models' shares on the same questions: first minus second.
 
     Questions that are hard for one model are mostly hard for the other, so the interval is narrower than for two
-    independent samples. It is Newcombe's square-and-add interval for paired data, from Wilson's intervals (Statistics
-    in Medicine 17, 1998, pages 2635 to 2650, method 10).
+    independent samples. It is Newcombe's square-and-add interval for paired data, based on Wilson's intervals
+    (Statistics in Medicine 17, 1998, pages 2635 to 2650, method 10).
 
     Args:
-        both: number of questions that both models have answered correctly.
-        only_first: number of questions that only the first has.
-        only_second: number of questions that only the second has.
-        neither: number of questions that neither has. The four counts must not all be 0.
+        both: number of questions that both models answered correctly.
+        only_first: number of questions that only the first model answered correctly.
+        only_second: number of questions that only the second model answered correctly.
+        neither: number of questions that neither model answered correctly. The four counts must not all be 0.
     """
     count = both + only_first + only_second + neither
     first, second = (both + only_first) / count, (both + only_second) / count
@@ -88,7 +88,7 @@ def _correlation(both: int, only_first: int, only_second: int, neither: int) -> 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A model's answer to a question.
+    """Answer of a model to a question, and whether it is correct.
 
     Attributes:
         line: line of the question in the task file.
@@ -97,7 +97,7 @@ class Judgement:
         log_probs: log-probability of each choice; None for a question without choices.
         text: text with which the model continued; None for a question with choices.
         unseen_tokens: number of first tokens of the question that did not fit into the model's positions.
-        name: the question's own ``id``.
+        name: ``id`` of the question in the task file, or None.
     """
 
     line: int
@@ -111,7 +111,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Score:
-    """The share of a task's questions that a model has answered correctly.
+    """Share of a task's questions that a model answered correctly, by one metric.
 
     Attributes:
         task: name of the task.
@@ -139,7 +139,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model's answers to the questions of a task file.
+    """Answers of a model to the questions of a task file.
 
     Attributes:
         model: name of the model.
@@ -149,8 +149,8 @@ class Evaluation:
         tasks: name of the task file.
         tasks_digest: SHA-256 of the task file's content.
         num_questions: number of questions in the task file.
-        seconds: seconds that the answers took.
-        judgements: answers, in the order of the file's lines.
+        seconds: time that the answers took, in seconds.
+        judgements: judged answers, in the order of the file's lines.
     """
 
     model: str
@@ -175,7 +175,7 @@ class Evaluation:
 
     @property
     def scores(self) -> list[Score]:
-        """The score for every task and metric, in the order of the tasks."""
+        """Score for every task and metric, in the order of the tasks."""
         counts: dict[tuple[str, str], list[bool]] = defaultdict(list)
         for judgement in self.judgements:
             for metric, is_correct in judgement.correct.items():
@@ -187,15 +187,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two models' scores, over the questions that both have answered.
+    """Difference between two models' scores, over the questions that both have answered.
 
     Attributes:
         task: name of the task.
         metric: see ``Score``.
-        both: number of questions that both models have answered correctly.
-        only_first: number of questions that only the first has.
-        only_second: number of questions that only the second has.
-        neither: number of questions that neither has.
+        both: number of questions that both models answered correctly.
+        only_first: number of questions that only the first model answered correctly.
+        only_second: number of questions that only the second model answered correctly.
+        neither: number of questions that neither model answered correctly.
     """
 
     task: str
@@ -229,7 +229,7 @@ def differences(evaluation: Evaluation, other: Evaluation) -> Iterator[Differenc
         other: answers of the second model to the same task file.
 
     Yields:
-        A difference for every task and metric with a question that both have answered.
+        A difference for every task and metric for which both have answered at least one question.
     """
     assert evaluation.tasks_digest == other.tasks_digest, "answers to other questions"
     other_judgements = {judgement.line: judgement for judgement in other.judgements}
@@ -245,11 +245,11 @@ def differences(evaluation: Evaluation, other: Evaluation) -> Iterator[Differenc
 
 
 def document_of(evaluations: Sequence[Evaluation], *, with_answers: bool = True) -> dict[str, Any]:
-    """Makes the result document: the scores of each model, and its differences from the first model.
+    """Builds the results as a JSON document: each model's scores, and its differences from the first model.
 
     Args:
-        evaluations: results for one and the same task file.
-        with_answers: whether to include the answer to every question.
+        evaluations: results of several models for the same task file.
+        with_answers: whether to include the answers to all questions.
     """
     first, models = evaluations[0], []
     for evaluation in evaluations:
@@ -308,7 +308,7 @@ def stored_evaluations(directory: Path) -> list[Evaluation]:
 
 
 class _Damage(Exception):
-    """A result file has a value that Swift never writes."""
+    """Raised if a result file has a value that Swift never writes."""
 
 
 def _sparse(judgement: Judgement) -> dict[str, Any]:

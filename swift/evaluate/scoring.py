@@ -1,6 +1,6 @@
-"""Scoring of a task file's questions: all are put to an engine at once, so that they share common prefixes.
+"""Scoring of the questions of a task file: all are submitted to an engine at once, so that they share prefixes.
 
-A choice is scored by the log-probability of its tokens as the continuation of the prompt.
+The score of a choice is the log-probability of its tokens as a continuation of the prompt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,11 +23,11 @@ _CALLS = 8
 
 @dataclass(frozen=True)
 class Continuation:
-    """A text whose last part is to be scored.
+    """Text whose last part is to be scored.
 
     Attributes:
-        tokens: tokens of the text that the model sees.
-        scored_from: index of the first token to score.
+        tokens: tokens of the text, without those that were dropped.
+        scored_from: index in ``tokens`` of the first token to score.
         unseen_tokens: number of first tokens that were dropped to fit into the model's positions.
     """
 
@@ -37,25 +37,25 @@ class Continuation:
 
     @property
     def request(self) -> Request:
-        """The request that scores the continuation."""
+        """Request that scores the continuation."""
         return Request(self.tokens, scored_from=self.scored_from)
 
 
 def continuation_of(tokenizer: Tokenizer, begin: str, end: str, num_positions: int) -> Continuation | None:
     """Tokenizes a text and its continuation.
 
-    Both are tokenized together, and the tokens after the longest common prefix with ``begin`` alone are scored. A token
-    may cross the boundary, as the token of `` yes`` does if ``begin`` ends with a space.
+    Both are tokenized together. The tokens after the longest common prefix with the tokens of ``begin`` alone are
+    scored, since a token may cross the boundary: for example, the token `` yes`` if ``begin`` ends with a space.
 
     Args:
         tokenizer: tokenizer of the model.
-        begin: text before the continuation; if it has no tokens, a separator stands for it.
+        begin: text before the continuation; if no token of it remains unscored, a separator is prepended.
         end: text to score.
-        num_positions: number of positions of the model; a longer text loses its first tokens. The last token needs no
-            position, since nothing follows it.
+        num_positions: number of positions of the model; the first tokens of a longer text are dropped. The last token
+            needs no position, since nothing follows it.
 
     Returns:
-        The continuation; None if it has no tokens, or does not fit into the positions with a token before it.
+        The continuation, or None if it has no tokens to score, or if these and one token before them do not fit.
     """
     tokens, prompt_tokens = (text_tokens(tokenizer, text) for text in (begin + end, begin))
     start = _common_beginning(tokens, prompt_tokens)
@@ -65,9 +65,9 @@ def continuation_of(tokenizer: Tokenizer, begin: str, end: str, num_positions: i
 
 
 def seen(tokens: Sequence[int], scored_from: int, num_positions: int) -> Continuation | None:
-    """Drops the first tokens of a text that is longer than the positions.
+    """Drops the first tokens of a text that has more tokens than fit into the model's positions.
 
-    Returns None if there is no token to score, or none is left before the first one that is scored.
+    Returns None if there is no token to score, or if no token is left before the first scored one.
     """
     unseen = max(0, len(tokens) - num_positions - 1)
     if not unseen < scored_from < len(tokens):
@@ -83,10 +83,10 @@ def _common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PendingQuestion:
-    """A question with the requests that answer it.
+    """Question with the requests whose answers decide it.
 
     Attributes:
-        question: the question.
+        question: question to answer.
         requests: one request for each choice, or one that continues the prompt.
         unseen_tokens: see ``Judgement``.
     """
@@ -99,16 +99,16 @@ class PendingQuestion:
 def prepare_questions(
     engine: TextEngine, tokenizer: Tokenizer, path: str, questions: Sequence[Question]
 ) -> list[PendingQuestion]:
-    """Makes the requests of questions, without computing anything.
+    """Builds the requests for questions, without computing anything.
 
     Args:
-        engine: engine that will be asked; of a text longer than its positions it sees the last tokens.
+        engine: engine that will answer the questions; of a text longer than its positions it sees only the last tokens.
         tokenizer: tokenizer of the model.
-        path: task file, for errors.
-        questions: the questions.
+        path: path of the task file, for error messages.
+        questions: questions to prepare.
 
     Raises:
-        SettingError: a choice has no tokens, or more than the model has positions.
+        SettingError: a choice has no tokens, or more tokens than the model has positions.
     """
     asked, num_positions = [], engine.gpt.config.sequence_length
     for question in questions:
@@ -147,8 +147,8 @@ def ask(engine: TextEngine, tokenizer: Tokenizer, asked: Sequence[PendingQuestio
         asked: questions from ``prepare_questions``.
 
     Yields:
-        After each call of the model, the judgements of newly answered questions: mostly none; in total, one for each
-        question.
+        After each model call, the judgements of newly answered questions, an empty list in most cases. In total there
+        is one judgement for each question.
 
     Raises:
         RunError: the model's log-probabilities are not finite.
@@ -195,9 +195,9 @@ def _judgement_of(tokenizer: Tokenizer, asked: PendingQuestion, answers: Sequenc
 
 
 def judged(right: Selection, log_probs: np.ndarray) -> dict[str, bool]:
-    """Returns whether the right choice is the likeliest, by log-probability and by log-probability per byte.
+    """Determines whether the right choice has the largest log-probability, and the largest log-probability per byte.
 
-    White space in front of a choice does not count towards its length, as in lm-eval's ``acc_norm``, which counts
+    Leading white space of a choice does not count towards its length, as in lm-eval's ``acc_norm``, which counts
     characters instead of bytes.
     """
     lengths = np.array([len(choice.lstrip().encode()) for choice in right.choices])

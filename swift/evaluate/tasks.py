@@ -1,7 +1,7 @@
-"""Questions with right answers, and the task files that hold them.
+"""Questions with right answers, and the task files that contain them.
 
-A task file has a JSON object on each line: a question, or settings for the later questions of its task. It is untrusted
-data: every invalid line is reported, with the field and the values that are allowed.
+A task file has a JSON object on each line: a question, or settings for the later questions of a task. The file is
+untrusted: every invalid line is reported, with the field and the allowed values.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ from swift.errors import MAX_TOKENS, SettingError
 from swift.files import read_regular
 
 _SHOWN = 60
-"""Number of characters that an error shows of a value, at most."""
+"""Maximum number of characters of a value that an error message shows."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The answer key of a question with choices; the model chooses the text that it finds likeliest.
+    """Answer key of a question with choices, from which the model chooses the likeliest text.
 
     Attributes:
         choices: texts that may follow the prompt.
@@ -36,16 +36,16 @@ class Selection:
 
 @dataclass(frozen=True)
 class Completion:
-    """The answer key of a question without choices: right texts, or a pattern to find in the model's text.
+    """Answer key of a question without choices: right texts, or a pattern to find in the model's text.
 
     Attributes:
         answers: right texts; empty if there is a pattern.
         pattern: regular expression to search for in the model's text.
-        extract: regular expression whose first match, or its first group if it has groups, is compared with the answers
-            instead of the whole text.
+        extract: regular expression; its first match in the model's text, or the first group of the match if it has
+            groups, is compared with the answers instead of the whole text.
         ignore_case: whether to ignore the case of letters.
-        stop: texts at which the model's text ends; they are not included.
-        max_tokens: number of tokens of the model's text, at most.
+        stop: texts at which the model's text ends; they are not included in it.
+        max_tokens: maximum number of tokens of the model's text.
     """
 
     answers: tuple[str, ...] = ()
@@ -58,14 +58,14 @@ class Completion:
 
 @dataclass(frozen=True)
 class Question:
-    """A question of a task.
+    """Question of a task, with its answer key.
 
     Attributes:
         line: line in the task file, from 1.
         task: name of the task.
-        prompt: text that the model is given, with the task's prefix.
-        right: the answer key.
-        name: the ``id`` in the task file.
+        prompt: text that the model is given, including the task's prefix.
+        right: answer key.
+        name: ``id`` of the question in the task file, or None.
     """
 
     line: int
@@ -76,7 +76,7 @@ class Question:
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that the question counts for."""
+        """Names of the metrics to which the question contributes."""
         return ("accuracy", "accuracy_per_byte") if isinstance(self.right, Selection) else ("match",)
 
 
@@ -114,12 +114,12 @@ def _plain(text: str, ignore_case: bool) -> str:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """The questions of a task file.
+    """Questions read from a task file.
 
     Attributes:
         name: name of the file, without directory and suffix.
-        digest: SHA-256 of the content.
-        questions: questions in the order of the lines.
+        digest: SHA-256 of the file's content.
+        questions: questions in the order of the file's lines.
     """
 
     name: str
@@ -128,7 +128,7 @@ class TaskFile:
 
 
 class _Verbatim(str):
-    """A value that errors show without quotes."""
+    """Value that error messages show without quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__
@@ -138,7 +138,7 @@ _NOT_GIVEN = _Verbatim("(not given)")
 
 
 class _Mistake(Exception):
-    """A field of a line is invalid: its name, its value, and the values that are allowed."""
+    """Raised if a field of a line is invalid, with its name, its value, and a description of the allowed values."""
 
     def __init__(self, field: str, value: object, allowed: str):
         super().__init__(field)
@@ -150,13 +150,13 @@ def read_tasks(path: Path, setting: str = "--tasks") -> tuple[TaskFile, list[Set
 
     Args:
         path: path of the file.
-        setting: name of the argument that gave it, for errors.
+        setting: name of the argument that specified the file, for error messages.
 
     Returns:
-        (the questions of the valid lines; an error for each invalid line).
+        (questions of the valid lines, an error for each invalid line).
 
     Raises:
-        SettingError: the file cannot be read, or has no question.
+        SettingError: the file cannot be read, or has neither questions nor invalid lines.
     """
     try:
         content = read_regular(path)
@@ -167,7 +167,7 @@ def read_tasks(path: Path, setting: str = "--tasks") -> tuple[TaskFile, list[Set
     shared: dict[str, dict[str, Any]] = {}
     kinds: dict[str, tuple[str, int]] = {}
     for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.removeprefix(BOM_UTF8).strip():  # files that were concatenated have a byte-order mark each
+        if not line.removeprefix(BOM_UTF8).strip():  # in concatenated files, each file may begin with a byte-order mark
             continue
         try:
             fields = _checked(_object(line))
@@ -259,14 +259,14 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         f"must be a whole number from 1 to {MAX_TOKENS:,}",
     ),
 }
-"""The check of each field, and a description of the allowed values."""
+"""Check of each field's value, and a description of the allowed values."""
 _OF_ONE = ("answer", "pattern", "id")
-"""Fields for a single question, which a line of settings cannot have."""
+"""Fields of a single question, which a line of settings cannot have."""
 _OF_COMPLETIONS = ("pattern", "extract", "ignore_case", "stop", "max_tokens")
 
 
 def _checked(fields: dict[str, Any]) -> dict[str, Any]:
-    """Checks each field on its own."""
+    """Checks each field independently of the others."""
     for name, value in fields.items():
         if name not in _FIELDS:
             raise _Mistake(name, value, f"is not a field: a line has {', '.join(_FIELDS)}")
@@ -280,7 +280,7 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(fields: dict[str, Any]) -> dict[str, Any]:
-    """Checks a line without a prompt; returns the settings for the later questions of its task."""
+    """Checks a line without a prompt, and returns its settings for the later questions of the task."""
     for name in _OF_ONE:
         if name in fields:
             raise _Mistake("prompt", _NOT_GIVEN, f"must be given beside {name}")
@@ -328,6 +328,6 @@ def _completion(fields: Mapping[str, Any]) -> Completion:
 
 
 def _shown(value: object) -> object:
-    """Formats a value for an error message; a long one is cut."""
+    """Formats a value for an error message, and truncates it if it is long."""
     text = value if isinstance(value, _Verbatim) else json.dumps(value)
     return _Verbatim(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

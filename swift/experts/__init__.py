@@ -1,11 +1,11 @@
 """Mixture-of-experts layers: routing, dispatch to slots, replica placement, and an optimizer decoupled from placement.
 
 Start with ``layer``, which runs one rank's tokens through the experts of all ranks, and ``weight_exchange``, which
-fills every slot with the weights of the expert placed there. ``routing`` sends tokens to experts, ``capacity`` decides
-which of these tokens are served, and ``grouped_matmul`` multiplies them; ``placement`` decides which expert each slot
-holds. ``state_layouts`` defines where the optimizer state lives, and ``optimizer`` builds the optax transformation that
-updates it, after ``elementwise`` has checked that the transformation works on slices. ``dropless`` serves all tokens on
-one device; ``reference`` is the oracle of the tests.
+fills every slot with the weights of the expert placed there. ``routing`` chooses experts, ``capacity`` decides which
+of these tokens are served, and ``grouped_matmul`` multiplies their rows by the experts' weights; ``placement`` decides
+which expert each slot holds. ``state_layouts`` defines where the optimizer state lives. ``optimizer`` builds the optax
+transformation that updates it, and ``elementwise`` checks that the transformation works on slices. ``dropless`` serves
+all tokens, without a capacity limit; ``reference`` is the test oracle.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
-"""Configuration of an expert layer, its three kinds of capacity, and the buffer sizes that follow from them.
+"""Configuration of an expert layer, its three kinds of capacity, and the buffer sizes that they determine.
 
-A method's ``local_tokens`` are the tokens of a micro-batch on one rank.
+Throughout, ``local_tokens`` is the number of tokens of a micro-batch on one rank.
 """
 
 import math
@@ -12,29 +12,29 @@ from swift.errors import SettingError, check_choices, check_count, check_number
 from swift.experts.routing import Gating
 
 _PARTS = 8
-"""Ratio of the rows in an exchange's first round to the rows in a further round."""
+"""Ratio of the buffer size in the first round of an exchange to the buffer size in each further round."""
 _ONCE = Fraction(6, 10)
-"""Tokens are deduplicated if a token's experts are on at most this many ranks per choice (measured on a CPU)."""
+"""Largest expected number of distinct ranks per choice at which tokens are deduplicated (measured on a CPU)."""
 _MOST_EXPERTS = 2**16
 _MOST_ROOM = 1e6
-"""Upper limits: for experts, slots and ``min_capacity``; and for ``factor`` and ``headroom``."""
+"""Upper limits: the first for experts, slots and ``min_capacity``, the second for ``factor`` and ``headroom``."""
 
 
 class Buffers(NamedTuple):
     """Rows that one rank sends to another in each round of an exchange."""
 
     first: int
-    further: int | None  # in each round after the first; None: there is only one round
+    further: int | None  # in each round after the first; None if there is only one round
 
 
 class _Capacity:
-    """Answers that most kinds of capacity share."""
+    """Defaults shared by most kinds of capacity."""
 
     factor: float | None = 1.0
-    """Rows as a multiple of a fair share of the tokens; None: room for all tokens."""
+    """Rows as a multiple of a fair share of the tokens; None for room for all tokens."""
     rules: Literal["swift", "deepspeed"] = "swift"
     fetches_weights: ClassVar[bool] = False
-    """Whether slots change in every micro-batch, so that each layer fetches their weights."""
+    """Whether slots are reassigned in every micro-batch, so that each layer has to fetch their weights."""
 
     @property
     def follows_deepspeed(self) -> bool:
@@ -42,10 +42,10 @@ class _Capacity:
         return self.rules == "deepspeed"
 
     def check(self, experts: "ExpertConfig") -> None:
-        """Raises SettingError if this capacity excludes other settings of the experts."""
+        """Raises SettingError if this capacity is incompatible with other settings of the experts."""
 
     def check_slots(self, experts: "ExpertConfig", num_ranks: int) -> None:
-        """Raises SettingError if a slot for every expert is not enough for this capacity."""
+        """Raises SettingError if this capacity needs more slots than one per expert and there are too few."""
 
     def least_slots(self, num_classes: int, num_ranks: int) -> int:
         """Returns the minimum number of slots per rank."""
@@ -62,15 +62,15 @@ class _Capacity:
 
 @dataclass(frozen=True)
 class SlotCapacity(_Capacity):
-    """Every slot has its own rows, as in SYMI.
+    """Capacity in which every slot has its own rows, as in SYMI.
 
     Attributes:
         factor: rows of a slot as a multiple of its fair share of the tokens. With None every slot has room for all
             tokens of a rank, so that no token is ever dropped (at the cost of mostly empty rows).
-        rules: ``swift``, or ``deepspeed`` for the rules of DeepSpeed's top-1 and top-2 gates: capacity per expert, at
-            least ``min_capacity`` tokens of it; all first choices before any second one; gates normalized after drops;
-            and an auxiliary loss of first choices.
-        min_capacity: with DeepSpeed's rules, lower limit of an expert's capacity for one source rank.
+        rules: ``swift``, or ``deepspeed`` for the rules of DeepSpeed's top-1 and top-2 gates: capacity is per expert
+            and at least ``min_capacity`` tokens, all first choices come before any second one, gates are normalized
+            after drops, and the auxiliary loss counts only first choices.
+        min_capacity: with DeepSpeed's rules, minimum number of tokens that an expert accepts from one source rank.
     """
 
     factor: float | None = 1.0
@@ -83,7 +83,7 @@ class SlotCapacity(_Capacity):
         check_count("SlotCapacity.min_capacity", self.min_capacity, least=0, most=_MOST_EXPERTS)
 
     def check(self, experts: "ExpertConfig") -> None:
-        """Raises SettingError unless the router is one that DeepSpeed's rules allow, if they apply."""
+        """Raises SettingError if DeepSpeed's rules apply and do not allow the router settings."""
         allowed: dict[str, tuple] = {"scores": ("softmax",), "normalize_gates": (None,), "z_loss_coefficient": (0.0,)}
         for name, values in (allowed | {"top_k": (1, 2)}).items() if self.follows_deepspeed else ():
             if getattr(experts, name) not in values:
@@ -91,7 +91,7 @@ class SlotCapacity(_Capacity):
                 raise SettingError(f"ExpertConfig.{name}", getattr(experts, name), text)
 
     def rows_per_class(self, experts: "ExpertConfig", local_tokens: int) -> int | None:
-        """Tokens of an expert that one source rank may send, by DeepSpeed's rules; None: only the slots limit them."""
+        """Tokens that one source rank may send to an expert by DeepSpeed's rules; None if only the slots limit them."""
         if not self.follows_deepspeed:
             return None
         if self.factor is None:
@@ -114,15 +114,15 @@ class SlotCapacity(_Capacity):
         return num_ranks * experts.slots_per_rank * self.rows_per_slot(experts, local_tokens, num_ranks)
 
     def rows_travelling(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> float:
-        """Rows that a rank sends, whatever the load."""
+        """Rows that a rank sends; with capacity by slot they do not depend on the load."""
         return self.rows_sent(experts, local_tokens, num_ranks)
 
 
 class _SharedRows(_Capacity):
-    """Row counts of the kinds of capacity with which a rank's slots share its rows."""
+    """Base of the kinds of capacity in which a rank's slots share its rows: computes the row counts."""
 
     spare_rounds: int | None = None
-    """Rounds of splitting; None: the split is exact, and no row is dropped because a buffer is full."""
+    """Rounds of splitting; None for an exact split, in which no row is dropped because a buffer is full."""
     headroom: float
 
     def rows_per_rank(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
@@ -139,17 +139,18 @@ class _SharedRows(_Capacity):
         return max(math.ceil(even), math.floor(even * Fraction(str(self.headroom))))
 
     def deduplicates_tokens(self, experts: "ExpertConfig", num_ranks: int) -> bool:
-        """Whether a token is sent to a rank once, instead of once for each expert there.
+        """Whether a token is sent to a rank only once, instead of once for each of its experts there.
 
-        False where most of a token's experts are on different ranks: copying and summing rows at the receiver would
-        then cost more than the exchange saves.
+        False if most of a token's experts are on different ranks: copying and summing rows at the receiver would then
+        cost more than the smaller exchange saves.
         """
         return experts.ranks_of_token(num_ranks) <= _ONCE * experts.top_k
 
     def buffers(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> Buffers:
-        """Returns the buffer sizes, in rows, for each round in the exchange between two ranks.
+        """Returns the buffer sizes, in rows, for the rounds of an exchange between two ranks.
 
-        With rounds of splitting, rows beyond a buffer are dropped; else they travel in further rounds of the exchange.
+        With rounds of splitting (``spare_rounds``), rows that do not fit into the buffer are dropped; otherwise they
+        are sent in further rounds of the exchange.
         """
         first, has_limit = self.rows_per_buffer(experts, local_tokens, num_ranks), self.spare_rounds is not None
         most = local_tokens * experts.top_k
@@ -163,9 +164,9 @@ class _SharedRows(_Capacity):
     def rows_sent(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int, *, at_once: bool = False) -> int:
         """Rows that one source rank sends to all ranks, including itself, for a micro-batch.
 
-        Where the exchange takes several rounds, only the first is counted. With ``at_once`` (``ragged_all_to_all``)
-        ranks send only real rows: the upper bound is then all rows of the sender, or all that the receiver has room
-        for.
+        If the exchange takes several rounds, only the first is counted. With ``at_once`` (``ragged_all_to_all``) ranks
+        send only real rows, and the result is an upper bound: all rows of the sender, or all rows that the receiver
+        has room for, whichever is less.
         """
         if at_once:
             rows_per_token = num_ranks if self.deduplicates_tokens(experts, num_ranks) else experts.top_k
@@ -173,7 +174,7 @@ class _SharedRows(_Capacity):
         return num_ranks * self.buffers(experts, local_tokens, num_ranks).first
 
     def rows_travelling(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> float:
-        """Expected rows that a rank sends at once, if a token's experts are on random ranks and no token is dropped."""
+        """Expected rows that a rank sends with ``at_once``, if experts are on random ranks and no token is dropped."""
         most = self.rows_sent(experts, local_tokens, num_ranks, at_once=True)
         if not self.deduplicates_tokens(experts, num_ranks):
             return most
@@ -182,16 +183,16 @@ class _SharedRows(_Capacity):
 
 @dataclass(frozen=True)
 class RankCapacity(_SharedRows):
-    """The slots of a rank share its rows.
+    """Capacity in which the slots of a rank share its rows.
 
     Attributes:
         factor: rows of a rank as a multiple of its fair share of the tokens. With None every rank has room for all
             tokens of all ranks, so that no token is ever dropped.
-        spare_rounds: rounds that scale the split of an expert's tokens over its replicas towards ranks with spare room;
-            0 splits evenly, None computes the best split.
-        headroom: rows that one rank can send to another, as a multiple of an even share; on CPU, the extra cost of the
-            token exchange compared with capacity by slot. With ``spare_rounds`` = None it sizes only the first of
-            several rounds of the exchange, which together move all rows; TPU and GPU need no rounds.
+        spare_rounds: number of rounds that shift the split of an expert's tokens over its replicas towards ranks with
+            spare room; 0 splits evenly, None computes the best split.
+        headroom: rows that one rank can send to another, as a multiple of an even share. On CPU, the token exchange
+            costs this many times as much as with capacity by slot. With ``spare_rounds`` = None it sizes only the first
+            of several rounds of the exchange, which together move all rows; TPU and GPU need only one round.
     """
 
     factor: float | None = 1.0
@@ -207,13 +208,13 @@ class RankCapacity(_SharedRows):
 
 @dataclass(frozen=True)
 class ExactCapacity(_SharedRows):
-    """Slots are reassigned in every micro-batch, after routing: every rank gets an even share, and no token is dropped.
+    """Capacity that reassigns slots in every micro-batch, after routing, so that no token is dropped.
 
-    The placement has no effect.
+    Every rank gets an even share of the tokens. The placement has no effect.
 
     Attributes:
-        headroom: size of the buffers in the first of several rounds of the exchange, which together move all rows, as a
-            multiple of an even share; TPU and GPU need no rounds.
+        headroom: buffer size in the first of several rounds of the exchange, which together move all rows, as a
+            multiple of an even share; TPU and GPU need only one round and no buffers.
     """
 
     headroom: float = 1.25
@@ -223,7 +224,7 @@ class ExactCapacity(_SharedRows):
         check_number("ExactCapacity.headroom", self.headroom, least=1, most=_MOST_ROOM)
 
     def check_slots(self, experts: "ExpertConfig", num_ranks: int) -> None:
-        """Raises SettingError if some load could not be shared evenly with so few slots."""
+        """Raises SettingError if there are too few slots to share every possible load evenly."""
         enough = self.least_slots(experts.num_classes, num_ranks)
         if experts.slots_per_rank < enough:
             text = f"for {experts.num_classes} experts on {num_ranks} expert ranks: slots * ranks must be at least "
@@ -240,25 +241,27 @@ class ExactCapacity(_SharedRows):
 
 
 Capacity: TypeAlias = SlotCapacity | RankCapacity | ExactCapacity
-"""Rows for tokens, and tokens that are dropped; ``layer`` has the dispatch of each kind."""
+"""Rule that decides how many rows there are and which tokens are dropped; ``layer`` has the dispatch of each kind."""
 
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """Experts in a mixture-of-experts layer.
+    """Settings of the experts in a mixture-of-experts layer.
 
     Attributes:
         num_classes: number of logical experts, E (SYMI's expert classes).
         slots_per_rank: slots on each expert rank, S; a slot holds the weights of one replica.
         top_k: experts that each token is sent to.
-        capacity: rows for tokens, and tokens that get none: ``@SlotCapacity()`` gives every slot its own rows, with
-            ``@RankCapacity()`` the slots of a rank share its rows, and ``@ExactCapacity()`` drops no token.
+        capacity: rule for the rows that hold tokens; a token without a row is dropped. ``@SlotCapacity()`` gives every
+            slot its own rows, ``@RankCapacity()`` lets the slots of a rank share its rows, and ``@ExactCapacity()``
+            drops no token.
         aux_loss_coefficient: weight of the load-balancing loss.
         scores: ``softmax`` of the router's logits over the experts, or each expert's own ``sigmoid``.
-        normalize_gates: whether the gates of a token's experts are divided by their sum; None: if ``top_k`` is above 1.
-        gate_scale: factor of the gates.
+        normalize_gates: whether the gates of a token's experts are divided by their sum; None for only if ``top_k`` is
+            above 1.
+        gate_scale: factor by which gates are multiplied.
         z_loss_coefficient: weight of the router's z-loss, which keeps its logits small.
-        bias_update_rate: step by which an expert's bias moves after an iteration, with ``ModelConfig.router_bias``.
+        bias_update_rate: step by which an expert's bias changes after an iteration, with ``ModelConfig.router_bias``.
     """
 
     num_classes: int = 8
@@ -303,7 +306,7 @@ class ExpertConfig:
 
     @property
     def auxiliary_weight(self) -> float:
-        """Weight of the auxiliary loss: the load-balancing loss and the z-loss, mixed by ``auxiliary_shares``."""
+        """Weight of the auxiliary loss, which sums load-balancing loss and z-loss, scaled by ``auxiliary_shares``."""
         return self.aux_loss_coefficient or self.z_loss_coefficient
 
     @property

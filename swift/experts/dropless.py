@@ -1,4 +1,4 @@
-"""Experts without a capacity limit: rows sorted by expert, and no work for experts without tokens.
+"""Expert layer without a capacity limit: rows are sorted by expert, and experts without tokens cost nothing.
 
 Legend: T tokens, E experts, S experts of a rank, K choices, A = T * K pairs, P rows of the grouped matmul, D model dim.
 """
@@ -26,7 +26,7 @@ def sorted_moe(
     bias_E: Float[Array, " E"] | None = None,
     num_ranks: int = 1,
 ) -> Float[Array, "T D"]:
-    """Runs tokens through all experts, one replica each, without dropping any.
+    """Runs tokens through their experts, of which there is one replica each, without dropping any token.
 
     Args:
         config: settings of the experts.
@@ -36,11 +36,12 @@ def sorted_moe(
         apply_slots: function that applies this rank's experts in their order; it must map zero rows to zeros and treat
             rows independently.
         bias_E: see ``route``.
-        num_ranks: expert ranks. If there are several, every rank has the same tokens and an equal share of the experts,
-            in expert order; it computes its own experts' contribution, and a sum over the axis ``expert`` completes y.
+        num_ranks: number of expert ranks. If there are several, every rank has the same tokens and an equal share of
+            the experts, in expert order; it computes its own experts' contribution, and a sum over the axis ``expert``
+            completes the result.
 
     Returns:
-        y_TD, the result of ``dropless_moe``.
+        y_TD, equal to the result of ``dropless_moe``.
     """
     routing = route(logits_TE, config.gating, bias_E)
     pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes)

@@ -1,11 +1,11 @@
-"""Checks that an optimizer is elementwise: each element in an update depends on the same input elements alone.
+"""Checks that an optimizer is elementwise: each element of an update depends only on the same element of its inputs.
 
 Every rank updates only a slice of each expert, in arrays of any shape, so an optimizer must not mix elements. The check
-traces an update of two small arrays and follows its equations one by one, tracking for every number the input elements
-that it depends on. An operation that also accepts scalars works on each element alone. Any other operation is run on
-trial inputs that are changed one at a time, to see which results change.
+traces an update of two small arrays and goes through its equations one by one, tracking for every number the input
+elements that it depends on. An operation that also accepts scalars works on each element separately. Any other
+operation is run on trial inputs, whose elements are changed one at a time to see which results change.
 
-Legend: N elements of the small arrays together.
+Legend: N elements of all small arrays together.
 """
 
 import math
@@ -23,8 +23,8 @@ from swift.jaxprs import bind, read, scan_counts
 
 _SMALL = (3, 4), (2, 5)
 _OTHER = ((128, 128), (128, 256)), ((5,), (7,))
-"""Shapes at which optimizers may behave differently: large dims, for which Adafactor factors its moments and Muon
-orthogonalises; and vectors, which masks may leave out."""
+"""Shapes for which optimizers may behave differently: large dims, for which Adafactor factors its moments and Muon
+orthogonalizes; and vectors, which masks may exclude."""
 _FILLS = 0, 1, 2
 _CHANGES = -2, 0, 1, 3, np.nan
 
@@ -33,12 +33,12 @@ class _Origin(NamedTuple):
     """Dependence of an array's elements on the inputs."""
 
     elements: np.ndarray  # bool[*shape, N], the elements of the small arrays that each element depends on
-    by_place: bool = False  # whether elements may differ although all their inputs are equal
-    causes: tuple[str, ...] = ()  # non-elementwise operations on the way, those that mix elements first
+    by_place: bool = False  # whether elements may differ even if all their inputs are equal
+    causes: tuple[str, ...] = ()  # non-elementwise operations on the way; those that mix elements come first
 
 
 def why_not_elementwise(optimizer: optax.GradientTransformation) -> str | None:
-    """Returns the reason why an optimizer cannot update slices as it updates whole arrays; None if it can.
+    """Returns why an optimizer cannot update slices in the same way as whole arrays; None if it can.
 
     >>> why_not_elementwise(optax.sgd(0.1)), why_not_elementwise(optax.lamb(0.1))
     (None, "it applies 'reduce_sum' to a whole array")
@@ -81,7 +81,7 @@ class _Origins:
     """Follows element dependences through a program's equations.
 
     Attributes:
-        total: N.
+        total: number of elements of all small arrays together, N.
         scalar: cache of ``_takes_scalars``, by operation, options and dtypes.
     """
 
@@ -120,7 +120,7 @@ class _Origins:
         return _Origin(np.zeros((*np.shape(value), self.total), bool), by_place, ("constant",) * by_place)
 
     def _joined(self, origins: Sequence[_Origin], shape: tuple[int, ...]) -> _Origin:
-        """Origin of elements that are computed from the same elements in several arrays, or from scalars."""
+        """Origin of elements that are each computed from the same element of several arrays, or from scalars."""
         elements = np.zeros((*shape, self.total), bool)
         for origin in origins:
             elements |= origin.elements
@@ -145,7 +145,7 @@ class _Origins:
         return self._trial_origins(equation, origins)
 
     def _takes_scalars(self, equation: JaxprEqn) -> bool:
-        """Whether an operation also accepts scalars, and so cannot mix the elements of arrays."""
+        """Whether an operation also accepts scalars, and therefore cannot mix the elements of an array."""
         kind = equation.primitive.name, str(equation.params), *(str(_dtype(var)) for var in equation.invars)
         if kind not in self.scalar:
             scalars = [jax.ShapeDtypeStruct((), _dtype(var)) for var in equation.invars]
@@ -194,7 +194,7 @@ class _Origins:
         return self._repeated(carry, once)
 
     def _repeated(self, carry: Sequence[_Origin], once: Callable[[Sequence[_Origin]], list[_Origin]]) -> list[_Origin]:
-        """Iterates a loop carry's origins to a fixed point, which holds for any number of turns."""
+        """Iterates the origins of a loop carry to a fixed point, which is valid for any number of loop iterations."""
         while True:
             after = [self._joined(pair, pair[0].elements.shape[:-1]) for pair in zip(carry, once(carry), strict=True)]
             if all(
@@ -205,7 +205,7 @@ class _Origins:
             carry = after
 
     def _trial_origins(self, equation: JaxprEqn, origins: Sequence[_Origin]) -> list[_Origin]:
-        """Finds the origins of an operation's results by trial; if it cannot run, all elements count as mixed."""
+        """Determines the origins of an operation's results by trial; if it cannot run, all elements count as mixed."""
         shapes, name = [_shape(var) for var in equation.outvars], equation.primitive.name
         try:
             readers, by_place = _trial(equation, origins)
@@ -231,11 +231,11 @@ class _Origins:
 
 
 def _trial(equation: JaxprEqn, origins: Sequence[_Origin]) -> tuple[list[list[np.ndarray]], list[bool]]:
-    """Runs an operation on numbers, and again with each of them changed in turn.
+    """Runs an operation on trial inputs, and again with each of their numbers changed in turn.
 
     Returns:
-        (for each result and input bool[result size, input size]: which number depends on which; for each result:
-        whether its elements differ although the elements of each input are equal).
+        (for each result and input, bool[result size, input size]: whether the result's number depends on the input's;
+        for each result, whether its elements differ even if all elements of each input are equal).
     """
     random, atoms = np.random.default_rng(0), equation.invars
 

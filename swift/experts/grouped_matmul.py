@@ -1,20 +1,20 @@
 """Grouped matmul and its gradients, with an implementation for each platform.
 
-Rows come in blocks of a fixed size, and each block belongs to one slot. A slot's rows start at the edge of a block, and
-zeros fill its last block. The number of rows per slot is data: one program serves every distribution of the rows, with
-no floating-point work beyond the rows themselves and the padding of the blocks.
+Rows are stored in blocks of a fixed size, and each block belongs to one slot. A slot's rows start at the beginning of a
+block, and its last block is padded with zeros. The number of rows per slot is data: one program handles every
+distribution of the rows, with no floating-point work except for the rows themselves and the padding of the blocks.
 
-On CPUs loops process each slot, in large steps first and then in smaller ones, without copying the weights: XLA's
-``ragged_dot`` multiplies every row by every slot's weights there, and a batched matmul copies weights for every block.
-On GPUs XLA turns ``ragged_dot`` into one dense matmul, where rows of other slots meet zeros: S times the operations,
-and a copy of the rows for each slot (jax 0.10.2 and 0.11.2). Swift has kernels instead, in which each program
-multiplies a tile of rows of one slot. They need the Triton backend of Pallas, which supports NVIDIA's GPUs since Ampere
+On CPUs, loops process each slot in steps of decreasing size, without copying the weights. There XLA's ``ragged_dot``
+would multiply every row by every slot's weights, and a batched matmul would copy weights for every block. On GPUs, XLA
+turns ``ragged_dot`` into one dense matmul in which rows of other slots are replaced by zeros: S times the operations,
+and a copy of the rows for each slot (jax 0.10.2 and 0.11.2). Swift uses its own kernels instead, in which each program
+multiplies a tile of rows of one slot. They need the Triton backend of Pallas, which supports NVIDIA GPUs since Ampere
 and will be removed from a later JAX; by then XLA should have a kernel of its own,
 https://github.com/openxla/xla/pull/46000. Other platforms use ``lax.ragged_dot``. docs/capacity.md has the
 measurements.
 
-Legend: P rows, S slots of a rank, G = S + 1 groups of rows (the last group is the rows after all slots), X and Y dims,
-I tiles.
+Legend: P rows, S slots of a rank, G = S + 1 groups of rows (the last group is the rows after all slots), X and Y dims
+of a slot's weights, I tiles.
 """
 
 from collections.abc import Callable
@@ -32,27 +32,28 @@ from jaxtyping import Array, Float
 from swift.mesh.per_rank import known_platform
 
 _LARGEST_BLOCK, _LARGEST_STEP = 128, 256
-"""Upper limits for rows in a block, and for rows in a loop step."""
+"""Maximum rows of a block and of a loop step."""
 _SMALLEST_SIDE, _HEIGHT, _WIDTH = 16, 128, 128
-"""Sides of a tile: tensor cores multiply no smaller tile, and many GPUs' shared memory holds no larger one."""
+"""Minimum side of a tile, set by tensor cores; maximum height and width, set by the shared memory of many GPUs."""
 _DEPTH_BYTES = 128
-"""Bytes that a program loads per step from a tile's row; the gradient kernel steps over equally many rows."""
+"""Bytes that a program loads per step from each row of a tile; the gradient kernel takes as many rows per step as these
+bytes hold numbers."""
 _DTYPES = ("bfloat16", "float16", "float32")
 _OPTIONS = triton.CompilerParams(num_warps=8, num_stages=3)
-"""Three stages at 32 KiB, for a step's factors, fit into the shared memory that every GPU since Ampere has."""
+"""The factors of a step take 32 KiB; three stages of them fit into the shared memory of every GPU since Ampere."""
 
 _CONTRACT_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
 
 class Groups(NamedTuple):
-    """Row ranges of the slots, in order and without gaps."""
+    """Row range of each slot; the ranges are in slot order, without gaps."""
 
-    start_S: jax.Array  # int32, a multiple of the block
-    size_S: jax.Array  # int32, a multiple of the block
+    start_S: jax.Array  # int32, first row, a multiple of the block size
+    size_S: jax.Array  # int32, number of rows, a multiple of the block size
 
 
 def block_rows(num_rows: int, num_slots: int) -> int:
-    """Chooses a block's rows: the largest power of two up to 128 whose padding adds at most 1 row in 32.
+    """Chooses the rows of a block: the largest power of two up to 128 for which padding adds at most 1 row in 32.
 
     >>> block_rows(2048, 4), block_rows(256, 4), block_rows(8, 4)
     (16, 2, 1)
@@ -64,7 +65,7 @@ def block_rows(num_rows: int, num_slots: int) -> int:
 
 
 def padded_rows(num_rows: int, num_slots: int) -> int:
-    """Returns the rows P that suffice for ``num_rows`` rows in blocks, however they are spread over the slots."""
+    """Returns a number of rows P that suffices for ``num_rows`` rows in blocks, for any distribution over the slots."""
     block = block_rows(num_rows, num_slots)
     return (num_rows + num_slots * (block - 1)) // block * block
 
@@ -82,7 +83,7 @@ def grouped_matmul(
         block: rows of a block.
 
     Returns:
-        y_PY; zero wherever x is. The gradient of y must be zero there, too.
+        y_PY, with zeros in the padding rows. The gradient of y must be zero in these rows, too.
     """
     return _multiply(x_PX, weights_SXY, groups, block)
 
@@ -103,7 +104,7 @@ grouped_matmul.defvjp(_forward, _backward)
 def _multiply(
     x_PX: jax.Array, weights: jax.Array, groups: Groups, block: int, *, is_transposed: bool = False
 ) -> jax.Array:
-    """Multiplies rows by weights ``[S, X, Y]``, or ``[S, Y, X]`` if these are transposed."""
+    """Multiplies rows by weights ``[S, X, Y]``, or by ``[S, Y, X]`` with ``is_transposed``."""
 
     def ragged(x_PX: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         return multiply_ragged(x_PX, weights.swapaxes(1, 2) if is_transposed else weights, groups)
@@ -115,7 +116,7 @@ def _multiply(
 
 
 def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: int) -> jax.Array:
-    """Computes the weight gradient: summed in at least float32, then rounded to the rows' dtype."""
+    """Computes the weight gradient, summed in at least float32 and then rounded to the rows' dtype."""
 
     def rounded(way: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         return lambda x_PX, dy_PY, groups: way(x_PX, dy_PY, groups).astype(x_PX.dtype)
@@ -127,7 +128,7 @@ def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: i
 
 
 def _may_be_on_gpu() -> bool:
-    """Whether the program may run on GPUs; otherwise tracing the kernels would take long for nothing."""
+    """Whether the program may run on GPUs; if not, the kernels are not traced, which saves time."""
     return known_platform() != "cpu"
 
 
@@ -161,8 +162,8 @@ def multiply_in_loops(
         weights: weights of each slot ``[S, X, Y]``, or ``[S, Y, X]``.
         groups: see ``grouped_matmul``.
         block: rows of a block.
-        is_transposed: whether weights are ``[S, Y, X]``. They are multiplied in place: XLA:CPU is as fast, and a
-            transposed copy of all weights would cost time.
+        is_transposed: whether weights are ``[S, Y, X]``. They are multiplied without a transposed copy, which would
+            take time and which XLA:CPU does not need to be fast.
     """
     contracted, num_columns = ((1,), (1 if is_transposed else 0,)), weights.shape[1 if is_transposed else 2]
 
@@ -184,7 +185,7 @@ def weight_gradient_in_loops(
 ) -> Float[Array, "S X Y"]:
     """Computes the gradient ``[S, X, Y]`` of the weights by loops over slots and rows, in at least float32.
 
-    Rows are multiplied in place: a transposed copy of all rows would take up to a third of the time.
+    Rows are multiplied without a transposed copy, which would take up to a third of the time.
     """
     wide, contracted = jnp.promote_types(x_PX.dtype, jnp.float32), ((0,), (0,))
 
@@ -207,7 +208,7 @@ def _zeros(shape: tuple[int, ...], dtype: DTypeLike, groups: Groups) -> jax.Arra
 
 
 def _steps(block: int, num_rows: int) -> list[int]:
-    """Returns the sizes of the steps, in descending order; each is four times the next, and the last is one block."""
+    """Returns the step sizes in rows, in descending order; each is four times the next, and the last is one block."""
     steps = [block]
     while 4 * steps[0] <= min(_LARGEST_STEP, num_rows):
         steps.insert(0, 4 * steps[0])
@@ -221,7 +222,7 @@ def _in_steps(
     body: Callable[[jax.Array, int, jax.Array], jax.Array],
     value: jax.Array,
 ) -> jax.Array:
-    """Runs ``body(first row, number of rows, value)`` over all rows, in the largest steps that fit."""
+    """Runs ``body(first row, number of rows, value)`` over all rows, always in the largest step that fits."""
     for size in steps:
         count = num_rows // size
         value = lax.fori_loop(0, count, lambda i, value, at=start, size=size: body(at + i * size, size, value), value)
@@ -230,7 +231,7 @@ def _in_steps(
 
 
 def have_tiles(dtype: DTypeLike, *factors: jax.Array) -> bool:
-    """Whether the kernels can multiply factors of this dtype, whose last dims are cut into tiles."""
+    """Whether the kernels support the dtype, and can cut all dims of the factors but the first into tiles."""
     dims = [dim for factor in factors for dim in factor.shape[1:]]
     return jnp.dtype(dtype).name in _DTYPES and all(_side(dim, _WIDTH) >= _SMALLEST_SIDE for dim in dims)
 
@@ -243,7 +244,7 @@ def multiply_in_tiles(
     is_transposed: bool = False,
     interpret: bool = False,
 ) -> Float[Array, "P Y"]:
-    """Computes ``grouped_matmul`` with a Pallas kernel for NVIDIA's GPUs.
+    """Computes ``grouped_matmul`` with a Pallas kernel for NVIDIA GPUs.
 
     Args:
         x_PX: see ``grouped_matmul``.
@@ -269,13 +270,13 @@ def multiply_in_tiles(
             w = weights[slot, columns, inner].T if is_transposed else weights[slot, inner, columns]
             return total + jnp.dot(x, w, preferred_element_type=jnp.float32)
 
-        # Rows after the last slot's are zeros, and have no weights.
+        # Rows after the last slot's rows have no weights; their result is zero.
         num_steps = (slot < num_slots).astype(jnp.int32) * (depth // step)
         total = lax.fori_loop(0, num_steps, add, jnp.zeros((height, width), jnp.float32))
         triton.store(y_PY.at[rows, columns], total.astype(y_PY.dtype), mask=mask)
 
     tiles = _tiles(groups, num_rows, height)
-    # Columns come first in the grid: programs that run at the same time then share a tile's rows and a slot's weights.
+    # Columns are the first grid dim, so that programs running concurrently share a tile's rows and a slot's weights.
     grid = (num_columns // width, len(tiles.slot_I))
     return _call(kernel, grid, (num_rows, num_columns), x_PX.dtype, interpret, *tiles, x_PX, weights)
 
@@ -308,22 +309,22 @@ def weight_gradient_in_tiles(
 
 
 class _Tiles(NamedTuple):
-    """Rows in each tile, all for one slot; the pseudo-slot S has the rows after the last slot's."""
+    """Row range and slot of each tile; the pseudo-slot S has the rows after the last slot's rows."""
 
     slot_I: jax.Array
     start_I: jax.Array
-    end_I: jax.Array  # end of the slot: a slot's last tile has fewer rows
+    end_I: jax.Array  # end of the slot's rows, at which its last tile is cut off
 
 
 def _tiles(groups: Groups, num_rows: int, height: int) -> _Tiles:
-    """Cuts each slot's rows into tiles; the number of tiles suffices however the rows are spread over the slots."""
+    """Cuts each slot's rows into tiles; the number of tiles suffices for any distribution of rows over the slots."""
     end_S = groups.start_S + groups.size_S
     start_G, end_G = jnp.append(groups.start_S, end_S[-1]), jnp.append(end_S, num_rows)
     through_G = jnp.cumsum(-(-(end_G - start_G) // height), dtype=jnp.int32)
     tile_I = _numbers(num_rows // height + len(start_G))
     slot_I = jnp.sum(tile_I[:, None] >= through_G[None], axis=1, dtype=jnp.int32)
     before_I = jnp.where(slot_I > 0, through_G[slot_I - 1], 0)
-    # A surplus tile begins after the last row.
+    # A surplus tile starts after the last row.
     start_I = jnp.where(slot_I < len(start_G), start_G[slot_I] + (tile_I - before_I) * height, num_rows)
     return _Tiles(slot_I, start_I, end_G[slot_I])
 
@@ -333,7 +334,7 @@ def _numbers(count: int) -> jax.Array:
 
 
 def _height(num_rows: int, num_slots: int) -> int:
-    """Returns a tile's rows: the largest power of two up to a slot's mean row count, within the limits."""
+    """Returns the rows of a tile: the largest power of two up to the mean rows per slot, within the limits."""
     mean = max(num_rows // num_slots, 1)
     return min(max(1 << (mean.bit_length() - 1), _SMALLEST_SIDE), _HEIGHT)
 
@@ -355,7 +356,7 @@ def _call(
     interpret: bool,
     *arrays: jax.Array,
 ) -> jax.Array:
-    """Runs a kernel over a grid. Its result varies over the mesh axes of all its inputs together."""
+    """Runs a kernel over a grid; its result varies over every mesh axis over which some input varies."""
 
     def like(*arrays: jax.Array) -> jax.Array:
         return jnp.zeros(shape, dtype) + sum(array.ravel()[0].astype(dtype) for array in arrays)

@@ -1,7 +1,7 @@
-"""The expert-parallel layer on one rank: route tokens, send them, compute in slots, send the results back.
+"""Expert-parallel layer on one rank: routes tokens, sends them, computes in slots, sends the results back.
 
-Legend: T tokens of this rank, E experts, N ranks, S slots of a rank, C rows of a slot for one source, P rows of the
-grouped matmul, D model dim.
+Legend: T tokens of this rank, E experts, N ranks, S slots of a rank, C rows of a slot for one source rank, P rows of
+the grouped matmul, D model dim.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from swift.experts.routing import Routing, balance_loss, first_choice_loss, reno
 from swift.mesh.per_rank import EXPERT_AXIS
 
 Matmul = Callable[[jax.Array, jax.Array], jax.Array]
-"""Function (rows, weights of this rank's slots ``[S, X, Y]``) -> each row multiplied by its slot's weights."""
+"""Function (rows, weights of this rank's slots ``[S, X, Y]``) -> rows, each multiplied by its slot's weights."""
 
 ApplySlots = Callable[[jax.Array, Matmul], jax.Array]
 """Function (rows ``[..., D]``, matmul to use) -> the experts' outputs, of the same shape."""
@@ -36,11 +36,11 @@ FetchSlots = Callable[[jax.Array], ApplySlots]
 
 
 class Load(NamedTuple):
-    """Load on one layer in one micro-batch: (token, choice) pairs by expert."""
+    """Load of one layer in one micro-batch, in (token, choice) pairs by expert."""
 
     popularity_E: jax.Array  # int32, before any drop
     dropped_E: jax.Array  # int32
-    overflowed_E: jax.Array  # int32, dropped because a buffer was full, not the rank; zero with capacity by slot
+    overflowed_E: jax.Array  # int32, dropped because a buffer, not the rank, was full; zero with capacity by slot
 
 
 def expert_parallel_moe(
@@ -80,7 +80,8 @@ def expert_parallel_moe(
         y_TD, load = _dispatch_by_slot(capacity, tokens, cast(ApplySlots, apply_slots))
         popularity_E = lax.psum(pairs.popularity_E, axis)
     else:
-        # Capacity by rank decides from all ranks' counts; by slot the decision is local, and the sum is enough.
+        # Rank and exact capacity decide from all ranks' counts. With capacity by slot the decision is local, and only
+        # the sum over ranks is needed.
         counts_NE = lax.all_gather(pairs.popularity_E, axis)
         popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
         if isinstance(capacity, ExactCapacity):
@@ -108,7 +109,7 @@ def auxiliary_loss(
 
 
 class _Tokens(NamedTuple):
-    """A rank's tokens on their way to the experts and back."""
+    """A rank's tokens, their routing and the placement: the input of every dispatch function."""
 
     config: ExpertConfig
     routing: Routing
@@ -159,8 +160,8 @@ def _dispatch_exact(
     kept_NDS = split_NM.reshape(num_ranks, num_ranks, num_slots)
 
     def apply_slots(rows_PD: jax.Array, matmul: Matmul) -> jax.Array:
-        # The backward pass keeps the products of the experts' matmuls and fetches the weights a second time: stored,
-        # they would take the memory of all slots for every micro-batch.
+        # Only the products of the experts' matmuls are saved; the backward pass fetches the weights again. Saved
+        # weights would take the memory of all slots for every micro-batch.
         def run(rows_PD: jax.Array, placement_NS: jax.Array) -> jax.Array:
             return fetch(placement_NS)(rows_PD, matmul)
 
@@ -172,14 +173,14 @@ def _dispatch_exact(
 
 
 def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether remat keeps a value: a product of the grouped matmul, which is a branch by platform."""
+    """Whether remat saves a value: a product of the grouped matmul, which is a ``cond`` over platforms."""
     return primitive.name in ("cond", "while", "ragged_dot_general")
 
 
 def _in_shared_rows(
     capacity: RankCapacity | ExactCapacity, tokens: _Tokens, kept_NDS: jax.Array, apply_slots: ApplySlots
 ) -> jax.Array:
-    """Runs the experts on the pairs that every source sends to every slot; a rank's slots share one array of rows."""
+    """Runs the experts when a rank's slots share one array of rows, given the pairs from each source to each slot."""
     config, routing, pairs, x_TD, placement_NS, axis = tokens
     (num_ranks, num_slots), num_tokens = placement_NS.shape, x_TD.shape[0]
     rank, slots = lax.axis_index(axis), Slots.of(placement_NS, config.num_classes)

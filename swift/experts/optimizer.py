@@ -1,8 +1,8 @@
 """Optimizers for sliced parameters: any elementwise one of optax, with linear warm-up and cosine decay.
 
-Weight decay can exclude some parameters. An excluded parameter is passed to the optimizer as zero. The result is the
-update without decay if the optimizer only scales the parameters and adds them to the gradients (L2 regularization) or
-to the updates (decoupled weight decay). A trial checks that this holds:
+Some parameters can be excluded from weight decay. An excluded parameter is passed to the optimizer as zero. This gives
+the update without decay if all the optimizer does with the parameters is to scale them and add them to the gradients
+(L2 regularization) or to the updates (decoupled weight decay). A trial checks this condition:
 
     update(g, p) = update(g + c * p, 0) + d * p    with c >= 0 and d <= 0
 """
@@ -22,33 +22,33 @@ from swift.errors import SettingError, check_choices, check_count, check_number,
 from swift.experts.elementwise import why_not_elementwise
 
 _NUM_ELEMENTS, _NUM_STEPS, _TOLERANCE = 256, 4, 1e-3
-"""Elements, updates and relative tolerance of the trial that checks whether parameters serve weight decay alone."""
+"""Elements, updates and relative tolerance of the trial that checks whether parameters affect only weight decay."""
 
 
 class CustomOptimizer(Protocol):
     """Interface of a user's optimizer: a frozen dataclass, so that a configuration can name it.
 
     The transformation has to be elementwise, since every rank updates only a slice of each expert, in arrays of any
-    shape. If weight decay acts on matrices only, the other parameters are passed as zeros, so the transformation must
-    use parameters for weight decay alone.
+    shape. If weight decay applies only to matrices, the other parameters are passed as zeros, so the transformation
+    must not use parameters for anything but weight decay.
     """
 
     @property
     def name(self) -> str:
-        """Short name, stored in checkpoints to identify the optimizer of the moments."""
+        """Short name, stored in checkpoints to identify the optimizer that the moments belong to."""
 
     def make(self, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-        """Builds the transformation, such as an ``optax.chain``. It receives gradients that are already clipped."""
+        """Builds the transformation, such as an ``optax.chain``; the gradients that it receives are already clipped."""
 
 
 class CustomSchedule(Protocol):
     """Interface of a user's learning-rate schedule: a frozen dataclass, so that a configuration can name it."""
 
     def schedule(self, num_steps: int) -> optax.Schedule:
-        """Builds the learning rate as a function of completed iterations, traced by JAX.
+        """Builds the learning rate as a function of the number of completed iterations; JAX traces the function.
 
         Args:
-            num_steps: iterations of the run.
+            num_steps: number of iterations of the run.
         """
 
 
@@ -61,18 +61,20 @@ class OptimizerConfig:
         options: further keyword arguments of the optimizer.
         transformation: your own optimizer, instead of ``name`` and ``options``; None to use these.
         schedule: your own learning-rate schedule, instead of warm-up and cosine; None to use these.
-        decayed: parameters that weight decay acts on: ``all``, or ``matrices``, which excludes embeddings, norms and
-            biases.
+        decayed: parameters to which weight decay applies: ``all``, or ``matrices``, which excludes embeddings, norms
+            and biases.
         peak_learning_rate: learning rate after the warm-up.
-        warmup_steps: iterations over which the learning rate rises from zero; None: 20, or half of a run of at most 20.
-        final_learning_rate: learning rate at the end of the cosine, and after it.
-        decay_steps: iteration at which the cosine ends; None: the last one of the run.
-        clip_norm: largest global norm of the gradient; None for no clipping.
+        warmup_steps: iterations over which the learning rate rises from zero; None for 20, or for half of the
+            iterations up to the end of the cosine if these are at most 20.
+        final_learning_rate: learning rate at the end of the cosine and afterwards.
+        decay_steps: iteration at which the cosine ends; None for the last one of the run.
+        clip_norm: maximum global norm of the gradient; None for no clipping.
         moments: dtype of the moments: ``master`` for the dtype of the master weights, or ``bfloat16``, in which
-            averages with a decay rate above 0.99 no longer move.
+            averages with a decay rate above 0.99 stop changing.
         memory: location of master weights and moments between updates: ``device``, or ``pinned_host``, from which an
             update fetches one layer at a time.
-        layout: ``decoupled``, or ``coupled`` for the baselines' optimizer state, tied to the placement of the experts.
+        layout: location of the experts' optimizer state: ``decoupled`` from their placement, or ``coupled`` to it, as
+            in the baselines.
     """
 
     name: str = "adamw"
@@ -102,12 +104,12 @@ class OptimizerConfig:
 
     @property
     def moments_of(self) -> str:
-        """Name of the optimizer that a checkpoint's moments belong to."""
+        """Name of the optimizer, by which a checkpoint identifies its moments."""
         return self.name if self.transformation is None else self.transformation.name
 
 
 def with_warmup(config: OptimizerConfig, num_steps: int) -> OptimizerConfig:
-    """Fills in the warm-up's number of iterations, which by default depends on the run's length.
+    """Fills in ``warmup_steps`` if it is None, since its default depends on the length of the run.
 
     >>> [with_warmup(OptimizerConfig(), num_steps).warmup_steps for num_steps in (1, 10, 20, 21, 300)]
     [0, 5, 10, 20, 20]
@@ -119,10 +121,10 @@ def with_warmup(config: OptimizerConfig, num_steps: int) -> OptimizerConfig:
 
 
 def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Linear warm-up, then a cosine to the final rate, which stays, as a function of completed iterations.
+    """Returns the learning rate as a function of completed iterations: warm-up, cosine, then the final rate.
 
     Raises:
-        SettingError: the warm-up is too long, or the user's schedule cannot be traced or gives no number.
+        SettingError: the warm-up is too long, or the user's schedule cannot be traced or does not return a number.
     """
     if config.schedule is not None:
         return _own_schedule(config.schedule, num_steps)
@@ -144,13 +146,13 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    """Builds the optax transformation, with moments of the configured dtype, and checks that it is valid on slices.
+    """Builds the optax transformation, with moments in the configured dtype, and checks that it works on slices.
 
     Clipping is not included, because the global norm needs the slices of all ranks.
 
     Raises:
         SettingError: optax has no such optimizer, the optimizer rejects the options, it is not elementwise, or it has
-            no weight decay that could exclude parameters.
+            no weight decay from which parameters could be excluded.
     """
     optimizer = _checked_optimizer(config, num_steps)
     return optimizer if config.moments == "master" else _narrow_moments(optimizer, jnp.bfloat16)
@@ -240,9 +242,9 @@ def _parameters(create: Any) -> list[str]:
 
 
 def _uses_params_only_for_decay(optimizer: optax.GradientTransformation) -> bool:
-    """Whether an elementwise optimizer uses the parameters for weight decay alone.
+    """Whether an elementwise optimizer uses the parameters only for weight decay.
 
-    The trial runs on random numbers, in a state after a few updates.
+    The trial uses random numbers and the optimizer state after a few updates.
 
     Args:
         optimizer: elementwise transformation, at a learning rate above zero.
@@ -257,14 +259,14 @@ def _uses_params_only_for_decay(optimizer: optax.GradientTransformation) -> bool
     params_E = jnp.asarray(random.normal(size=_NUM_ELEMENTS), jnp.float32)
     state, state_of_zeros = optimizer.init(params_E), optimizer.init(jnp.zeros_like(params_E))
     if not all(map(np.array_equal, jax.tree.leaves(state), jax.tree.leaves(state_of_zeros))):
-        return False  # its state contains the initial parameters, so zeros would change it
+        return False  # the state depends on the initial parameters, so zeros would change it
     for gradients_E in gradients_SE[:-1]:
         _, state = optimizer.update(gradients_E, state, params_E)
 
     def update(gradients_E: jax.Array, params_E: jax.Array) -> jax.Array:
         return optimizer.update(gradients_E, state, params_E)[0]
 
-    # c and d follow from the derivatives by gradient and by parameter, as a least-squares fit over all elements.
+    # Fit c and d to the derivatives with respect to gradient and parameter, by least squares over all elements.
     gradients_E, ones_E, zeros_E = gradients_SE[-1], jnp.ones_like(params_E), jnp.zeros_like(params_E)
     updates_E, by_gradient_E = jax.jvp(update, (gradients_E, params_E), (ones_E, zeros_E))
     _, by_param_E = jax.jvp(update, (gradients_E, params_E), (zeros_E, ones_E))
@@ -278,9 +280,9 @@ def _uses_params_only_for_decay(optimizer: optax.GradientTransformation) -> bool
 def _narrow_moments(optimizer: optax.GradientTransformation, dtype: DTypeLike) -> optax.GradientTransformation:
     """Stores an optimizer's moments in a narrower dtype, rounded after every update.
 
-    Updates are computed in the dtype of the gradients. Rounding is to nearest, so an average moves only if a step
-    changes it by more than half a unit in the last place, 1/256 of its value in bfloat16. So the average has to forget
-    faster than that.
+    Updates are computed in the dtype of the gradients. Since values are rounded to nearest, an average changes only if
+    an update changes it by more than half a unit in the last place, 1/256 of its value in bfloat16. The average must
+    therefore decay faster than that.
 
     >>> state = _narrow_moments(optax.adam(0.1), jnp.bfloat16).init({"w": jnp.zeros(3)})
     >>> sorted({leaf.dtype.name for leaf in jax.tree.leaves(state)})

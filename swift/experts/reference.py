@@ -1,4 +1,4 @@
-"""Reference expert layer, without mesh, slots or rows: the oracle of the tests.
+"""Reference expert layer without mesh, slots or rows: the test oracle.
 
 The reference applies every expert to every token. With capacity by slot it shares only the router with the parallel
 layer and restates the drop rule from its definition. With capacity by rank it also shares ``admit_tokens``, which
@@ -27,11 +27,11 @@ def reference_moe(
     apply_classes: Callable[[jax.Array], jax.Array],
     bias_E: Float[Array, " E"] | None = None,
 ) -> tuple[Float[Array, "T D"], Float[Array, ""], Load]:
-    """Computes on one device the result of ``expert_parallel_moe`` over all ranks.
+    """Computes the result of ``expert_parallel_moe`` over all ranks on a single device.
 
     Args:
         config: settings of the experts.
-        logits_TE: router output for all tokens, rank 0's first.
+        logits_TE: router output for the tokens of all ranks, in rank order.
         x_TD: input of the experts.
         valid_T: False for padding.
         placement_NS: int32, the expert in every slot; with capacity by slot only the replica counts matter.
@@ -73,7 +73,7 @@ def reference_moe(
 def _room(
     config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, local_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes (pairs by expert that each source may send, pairs by expert that find a buffer full)."""
+    """Computes (pairs that each source may send to each expert, pairs of each expert dropped by a full buffer)."""
     capacity, num_ranks = config.capacity, len(placement_NS)
     if isinstance(capacity, ExactCapacity):
         return counts_NE, jnp.zeros(config.num_classes, jnp.int32)
@@ -94,7 +94,7 @@ def dropless_moe(
     apply_classes: Callable[[jax.Array], jax.Array],
     bias_E: Float[Array, " E"] | None = None,
 ) -> Float[Array, "T D"]:
-    """Computes the expert layer with every token served, as at inference."""
+    """Computes the expert layer with no token dropped, as at inference."""
     routing = route(logits_TE, config.gating, bias_E)
     kept_TK = jnp.ones(routing.choices_TK.shape, bool)
     if config.capacity.follows_deepspeed:

@@ -22,8 +22,8 @@ class Gating:
     Attributes:
         top_k: experts that each token is sent to, K.
         scores: ``softmax`` over the experts, or each expert's own ``sigmoid``.
-        normalized: whether the gates of a token are divided by their sum; None: if ``top_k`` is above 1.
-        scale: factor of the gates.
+        normalized: whether the gates of a token are divided by their sum; None for only if ``top_k`` is above 1.
+        scale: factor by which gates are multiplied.
     """
 
     top_k: int
@@ -40,26 +40,27 @@ class Gating:
 class Routing(NamedTuple):
     """Experts and gates of a rank's tokens, before any token is dropped."""
 
-    choices_TK: jax.Array  # int32, experts in descending order of their logits
+    choices_TK: jax.Array  # int32, experts in descending order of their logits, or of their biased scores
     gates_TK: jax.Array  # weights of the experts' outputs, at least float32
     probs_TE: jax.Array  # scores normalized to a sum of 1, at least float32
 
 
 def route(logits_TE: Float[Array, "T E"], gating: Gating, bias_E: Float[Array, " E"] | None = None) -> Routing:
-    """Routes every token to the K experts with the largest logits.
+    """Routes every token to the K experts with the largest logits, or with the largest biased scores.
 
-    By default the gate of a single choice is the expert's probability (Switch); several gates are normalized to sum to
-    1 (GShard).
+    By default the gate of a single choice is the expert's probability (Switch); the gates of several choices are
+    normalized to sum to 1 (GShard).
 
     Args:
         logits_TE: output of the router.
-        gating: rule by which logits become gates.
-        bias_E: added to the scores when experts are chosen, but not to the gates (arXiv 2408.15664).
+        gating: rule that turns logits into gates.
+        bias_E: bias added to the scores when experts are chosen, but not to the gates (arXiv 2408.15664); None for no
+            bias.
     """
     logits_TE = logits_TE.astype(jnp.promote_types(logits_TE.dtype, jnp.float32))
     is_softmax, top_k = gating.scores == "softmax", gating.top_k
     scores_TE = jax.nn.softmax(logits_TE, axis=-1) if is_softmax else jax.nn.sigmoid(logits_TE)
-    # Ranked by logits, because scores may underflow to zero and tie.
+    # Without a bias, experts are ranked by logits, because scores may underflow to zero and tie.
     ranked_TE = logits_TE if bias_E is None else scores_TE + bias_E.astype(scores_TE.dtype)[None]
     _, choices_TK = largest(lax.stop_gradient(ranked_TE), top_k)
     gates_TK = jnp.take_along_axis(scores_TE, choices_TK, axis=-1)
@@ -74,12 +75,12 @@ def route(logits_TE: Float[Array, "T E"], gating: Gating, bias_E: Float[Array, "
 
 
 def _shares(logits: jax.Array) -> jax.Array:
-    """Normalizes sigmoids to sum to 1, in the log domain, because all of them may underflow to zero."""
+    """Normalizes the sigmoids of logits to sum to 1, in the log domain because all of them may underflow to zero."""
     return jax.nn.softmax(jax.nn.log_sigmoid(logits), axis=-1)
 
 
 def count_choices(choices_TK: Int[Array, "T K"], counted_TK: Bool[Array, "T K"], num_classes: int) -> Int[Array, " E"]:
-    """Counts the (token, choice) pairs of each expert among those that ``counted_TK`` selects, int32[E]."""
+    """Counts the (token, choice) pairs of each expert, int32[E], among the pairs selected by ``counted_TK``."""
     is_class_TKE = choices_TK[..., None] == jnp.arange(num_classes, dtype=choices_TK.dtype)[None, None]
     return jnp.sum(is_class_TKE & counted_TK[..., None], axis=(0, 1), dtype=jnp.int32)
 
@@ -94,7 +95,7 @@ def renormalize_gates(gates_TK: Float[Array, "T K"], kept_TK: Bool[Array, "T K"]
 
 
 def first_choice_loss(routing: Routing, valid_T: Bool[Array, " T"], num_ranks: int) -> Float[Array, ""]:
-    """Computes this rank's term in DeepSpeed's auxiliary loss, the mean over ranks of a first-choice loss.
+    """Computes this rank's term of DeepSpeed's auxiliary loss, which is the mean over ranks of a first-choice loss.
 
     A rank's loss is E * sum_e (share of its tokens whose first choice is e) * (mean probability of e).
 
@@ -117,19 +118,19 @@ def balance_loss(
     num_tokens: jax.Array,
     top_k: int,
 ) -> Float[Array, ""]:
-    """Computes this rank's term in the load-balancing loss.
+    """Computes this rank's term of the load-balancing loss.
 
     The loss is E * sum_e (share of choices of e) * (mean probability of e).
 
-    Popularity is a count without a gradient. So the ranks' terms sum to the loss, and their gradients to its gradient,
-    without a collective to differentiate.
+    Popularity is a count and has no gradient. The ranks' terms therefore sum to the loss, and their gradients to its
+    gradient, without a collective that would have to be differentiated.
 
     Args:
         probs_TE: router probabilities of this rank's tokens.
         valid_T: False for padding.
         popularity_E: int32, choices of each expert over all expert ranks.
         num_tokens: int32, tokens over all expert ranks.
-        top_k: choices of a token.
+        top_k: number of experts per token.
     """
     tokens = jnp.maximum(num_tokens, 1).astype(probs_TE.dtype)
     share_E = popularity_E.astype(probs_TE.dtype) / (tokens * top_k)
@@ -138,7 +139,7 @@ def balance_loss(
 
 
 def z_loss(logits_TE: Float[Array, "T E"], valid_T: Bool[Array, " T"], num_tokens: jax.Array) -> Float[Array, ""]:
-    """Computes this rank's term in the z-loss, the mean squared logsumexp of the logits (ST-MoE, arXiv 2202.08906).
+    """Computes this rank's term of the z-loss, the mean squared logsumexp of the logits (ST-MoE, arXiv 2202.08906).
 
     Args:
         logits_TE: output of the router for this rank's tokens.
@@ -154,11 +155,11 @@ def z_loss(logits_TE: Float[Array, "T E"], valid_T: Bool[Array, " T"], num_token
 def balancing_step(popularity_LE: Int[Array, "L E"], rate: float, dtype: DTypeLike) -> Float[Array, "L E"]:
     """Computes the change of the router biases after an iteration: +rate for experts below the mean load, -rate above.
 
-    Only the sign of the difference counts, not its size (arXiv 2408.15664, algorithm 1).
+    Only the sign of the difference from the mean matters, not its size (arXiv 2408.15664, algorithm 1).
 
     Args:
         popularity_LE: int32, choices of each expert in the iteration.
-        rate: size of a step.
+        rate: absolute value of the change.
         dtype: dtype of the biases.
     """
     counts_LE = popularity_LE.astype(dtype)

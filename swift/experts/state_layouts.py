@@ -1,10 +1,10 @@
 """Layouts of optimizer state: where a group's master weights and moments live, and how weights reach the slots.
 
-All layouts share one interface. ``Decoupled`` is the layout of Swift and of SYMI: state never moves, weights go
-anywhere. ``FetchedPerMicrobatch`` is the same layout for exact capacity, where weights follow the routing of each
-micro-batch. The other two are the baselines' ``coupled`` layouts, where state is tied to the slots that hold the
-weights: ``ReplicaShards`` for a placement that never changes (DeepSpeed with ZeRO-1), ``Instances`` for one that does
-(FlexMoE).
+All layouts share one interface. ``Decoupled`` is the layout of Swift and of SYMI: state never moves, and weights can be
+sent to any slot. ``FetchedPerMicrobatch`` is the same layout for exact capacity, in which weights follow the routing of
+each micro-batch. The other two are the baselines' ``coupled`` layouts, in which state is tied to the slots that hold
+the weights: ``ReplicaShards`` for a placement that never changes (DeepSpeed with ZeRO-1), ``Instances`` for one that
+does (FlexMoE).
 
 Legend: L layers, N ranks, S slots of a rank, E experts, W parameters of an expert, w = W / N padded.
 """
@@ -24,12 +24,15 @@ from swift.mesh.per_rank import EXPERT_AXIS
 
 
 class Layout(Protocol):
-    """Layout of one group's optimizer state over the expert ranks; ``placement_LNS`` always covers all ranks."""
+    """Layout of a parameter group's optimizer state over the expert ranks.
+
+    ``placement_LNS`` always covers all ranks.
+    """
 
     def init(
         self, params_LEW: Float[Array, "L E W"], placement_LNS: Int[Array, "L N S"]
     ) -> Float[Array | np.ndarray, "L N ..."]:
-        """Lays out whole experts as the master weights of all ranks, ``[L, N, ...]``."""
+        """Converts whole experts to the master weights of all ranks, ``[L, N, ...]``."""
 
     def classes(
         self, master: Float[Array | np.ndarray, "L ..."], placement_LNS: Int[Array, "L N S"]
@@ -39,13 +42,13 @@ class Layout(Protocol):
     def collect(
         self, gradients_LSW: Float[Array, "L S W"], placement_LNS: Int[Array, "L N S"]
     ) -> Float[Array, "L ..."]:
-        """Reduces this rank's slot gradients to gradients of its master weights, summed over replicas."""
+        """Reduces slot gradients to the gradients of this rank's master weights, summed over replicas."""
 
     def first_position(self, width: int) -> Int[Array, ""] | int:
-        """Offset of this rank's slice in an expert's parameter vector, if slices have ``width`` numbers."""
+        """Offset of this rank's slice in an expert's parameter vector, for slices of ``width`` parameters."""
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
-        """Computes this rank's term in the squared norm of the experts' gradients."""
+        """Computes this rank's term of the squared norm of the experts' gradients."""
 
     def migrate(self, state: Any, old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Any:
         """Moves this rank's master weights and moments, a tree of arrays, from the old placement to the new one."""
@@ -55,7 +58,7 @@ class Layout(Protocol):
 
 
 class _StationaryState:
-    """Base class for layouts whose state never moves, each number being on one rank."""
+    """Base class of layouts whose state never moves and whose every number is on exactly one rank."""
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
         """See Layout."""
@@ -70,7 +73,7 @@ class _StationaryState:
 
 @dataclass(frozen=True)
 class Decoupled(_StationaryState):
-    """Each rank always holds the same 1/N of every expert (SYMI, section 3).
+    """Layout in which each rank always holds the same 1/N of every expert (SYMI, section 3).
 
     A dense group is treated as one expert with a slot on every rank.
 
@@ -121,19 +124,19 @@ class Decoupled(_StationaryState):
 class FetchedPerMicrobatch(Decoupled):
     """State as in ``Decoupled``, for exact capacity: each layer fetches its slots' weights in every micro-batch.
 
-    In place of slots, a step has the slices ``[L, E, w]`` in the compute dtype and accumulates the gradients of these
-    slices. The exchange is ``fetch`` and its gradient, once in every micro-batch.
+    Instead of slots, a step holds the slices ``[L, E, w]`` in the compute dtype and accumulates their gradients.
+    Weights and gradients are exchanged by ``fetch`` and its gradient, once per micro-batch.
     """
 
     def collect(
         self, gradients_LSW: Float[Array, "L E w"], placement_LNS: Int[Array, "L N S"]
     ) -> Float[Array, "L ..."]:
-        """See Layout: ``fetch``'s gradient has summed them already."""
+        """See Layout: returns the gradients, which the backward pass of ``fetch`` has already summed."""
         del placement_LNS
         return gradients_LSW
 
     def materialize(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L E w"]:
-        """See Layout: the slices in the compute dtype."""
+        """See Layout: returns the slices in the compute dtype."""
         del placement_LNS
         return master.astype(self.compute_dtype)
 
@@ -144,10 +147,11 @@ class FetchedPerMicrobatch(Decoupled):
 
 @dataclass(frozen=True)
 class ReplicaShards(_StationaryState):
-    """The r replicas of an expert share its state, 1/r each; the placement is round-robin and never changes.
+    """Layout in which the r replicas of an expert hold 1/r of its state each; the placement never changes.
 
-    This is DeepSpeed's expert parallelism with ZeRO-1. Ranks E/S apart hold the same experts; such a group of ranks
-    reduce-scatters gradients (summed on the wire, so always in their own dtype) and all-gathers weights.
+    This is DeepSpeed's expert parallelism with ZeRO-1. The placement is round-robin, so ranks E/S apart hold the same
+    experts. Such a group of ranks reduce-scatters gradients (summed on the wire, and therefore always in their own
+    dtype) and all-gathers weights.
     """
 
     num_classes: int
@@ -158,7 +162,7 @@ class ReplicaShards(_StationaryState):
 
     @property
     def stride(self) -> int:
-        """Ranks that together hold each expert once: DeepSpeed's expert-parallel size."""
+        """Number of ranks that together hold each expert once: DeepSpeed's expert-parallel size."""
         return self.num_classes // self.slots_per_rank
 
     @property
@@ -210,10 +214,11 @@ class ReplicaShards(_StationaryState):
 
 @dataclass(frozen=True)
 class Instances:
-    """Every slot has its own master weights and moments (FlexMoE): replicas all-reduce gradients and update equally.
+    """Layout in which every slot has its own master weights and moments (FlexMoE).
 
-    When the placement changes, a slot that gets another expert receives weights and moments from a slot that held it.
-    Iterations without a change skip the transfer, by a condition that is the same on all ranks.
+    The replicas of an expert all-reduce their gradients and compute the same update. When the placement changes, a slot
+    that gets another expert receives weights and moments from a slot that held this expert. Iterations without a change
+    skip the transfer, by a condition that is the same on all ranks.
     """
 
     num_classes: int
@@ -229,7 +234,7 @@ class Instances:
     def classes(
         self, master: Float[Array | np.ndarray, "L ..."], placement_LNS: Int[Array, "L N S"]
     ) -> Float[np.ndarray, "L E W"]:
-        """See Layout: reads the first replica of each expert, since all replicas are equal."""
+        """See Layout: returns the first replica of each expert, since all replicas are equal."""
         num_layers = len(master)
         is_class_LEX = np.arange(self.num_classes)[:, None] == np.asarray(placement_LNS).reshape(num_layers, 1, -1)
         slots_LXW = np.asarray(master).reshape(num_layers, -1, self.size)
@@ -251,14 +256,14 @@ class Instances:
         return reduced[..., : self.size].astype(gradients_LSW.dtype)
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
-        """See Layout: an expert counts once, whatever its number of replicas."""
+        """See Layout: counts each expert once, regardless of its number of replicas."""
         mine_LS = jnp.take(placement_LNS, lax.axis_index(EXPERT_AXIS), axis=1)
         replicas_LS = jnp.sum(mine_LS[:, :, None, None] == placement_LNS[:, None], axis=(2, 3))
         return jnp.sum(jnp.sum(jnp.square(gradients), axis=-1) / replicas_LS.astype(gradients.dtype))
 
     def migrate(self, state: Any, old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Any:
         """See Layout: broadcasts weights and moments once for every slot that changes."""
-        # All ranks know both placements, so they run the same moves in the same order, as the collective needs.
+        # All ranks know both placements, so they run the same moves in the same order, as collectives require.
         changed = (old_LNS != new_LNS).reshape(-1)
         moves = jnp.nonzero(changed, size=changed.size, fill_value=0)[0]
         me = lax.axis_index(EXPERT_AXIS)
@@ -281,6 +286,6 @@ class Instances:
         return lax.cond(changed.any(), move_all, lambda state: state, state)
 
     def materialize(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L S W"]:
-        """See Layout: a cast, because the weights are already in their slots."""
+        """See Layout: only casts, because the weights are already in their slots."""
         del placement_LNS
         return master.astype(self.compute_dtype)

@@ -1,9 +1,9 @@
-"""Weight exchange for the decoupled optimizer: expert slices -> whole experts in slots, and its transpose.
+"""Weight exchange for the decoupled optimizer: from expert slices to whole experts in slots, and its transpose.
 
 Every rank always holds the same 1/N of each expert's weights. ``materialize`` fills every slot with the weights of the
 expert that the placement assigns to it. ``collect``, its transpose, returns to every rank its slice of every expert's
-gradient, summed over the replicas. Placement is data: a new one costs the same bytes as the old one (SYMI, section 3)
-and no recompilation.
+gradient, summed over the replicas. The placement is data: a new one needs no recompilation and transfers as many bytes
+as the old one (SYMI, section 3).
 
 Legend: L layers, N ranks, S slots of a rank, E experts, W weights of an expert padded to N * w, w = W / N.
 """
@@ -21,7 +21,7 @@ from swift.mesh.per_rank import EXPERT_AXIS
 
 
 def padded_size(size: int, num_ranks: int) -> int:
-    """Rounds ``size`` up to a multiple of ``num_ranks``, so that the ranks can share it evenly."""
+    """Rounds ``size`` up to a multiple of ``num_ranks``, so that it can be divided evenly over the ranks."""
     return -(-size // num_ranks) * num_ranks
 
 
@@ -52,8 +52,8 @@ def materialize(
     Returns:
         slots_LSW, the padded weights of this rank's slots.
     """
-    # With the rank dim next to the slice, whole experts arrive contiguous; with it in front they would need another
-    # copy (on CPU a third of the operator's cost).
+    # With the rank dim next to the slice dim, whole experts arrive contiguously. With the rank dim first they would
+    # have to be copied, which is a third of this function's cost on CPU.
     sent_LSNw = jax.vmap(lambda slices, placement: slices[placement])(slices_LEw, placement_LNS.swapaxes(1, 2))
     received_LSNw = _exchange(sent_LSNw, axis)
     num_layers, num_slots, num_ranks, width = received_LSNw.shape
@@ -69,8 +69,8 @@ def collect(
 ) -> Float[Array, "L E w"]:
     """Sums all replicas' gradients into this rank's slices: the transpose of ``materialize``.
 
-    Autodiff would compute the same sum. Written out, the wire dtype can be narrower than the dtype of the sum, and the
-    sum over replicas is a matmul with the one-hot placement, which is deterministic where a scatter-add is not.
+    Autodiff would compute the same sum. The explicit version allows a wire dtype that is narrower than the dtype of the
+    sum, and sums over replicas by a matmul with the one-hot placement, which is deterministic, unlike a scatter-add.
 
     Args:
         gradients_LSW: gradients of this rank's slots, padded, at least float32.
@@ -106,8 +106,8 @@ def _exchange(sent_LSNw: Float[Array, "L S N w"], axis: str) -> Float[Array, "L 
 def _exchange_in_pairs(sent_11Nw: Float[Array, "1 1 N w"], axis: str) -> Float[Array, "1 1 N w"]:
     """Exchanges the parts of a single slot, two 16-bit numbers at a time.
 
-    A TPU stores rows of 16-bit numbers in pairs. libtpu 0.0.42 expands a single row into two in a program without
-    loops: 33 million instructions for an embedding of 50,304 x 2,048.
+    A TPU stores rows of 16-bit numbers in pairs. To expand a single row into two, libtpu 0.0.42 generates a program
+    without loops: 33 million instructions for an embedding of 50,304 x 2,048.
     """
     received = lax.all_to_all(_paired(sent_11Nw), axis, split_axis=2, concat_axis=2)
     return _unpaired(received, sent_11Nw.dtype)
@@ -118,7 +118,7 @@ def _exchange_forward(sent_11Nw: jax.Array, axis: str) -> tuple[jax.Array, None]
 
 
 def _exchange_backward(axis: str, _: None, d_received_11Nw: jax.Array) -> tuple[jax.Array]:
-    """Runs the same exchange: the part that a rank received goes back to its sender."""
+    """Runs the same exchange: the gradient of each part is sent back to the rank that the part came from."""
     return (_exchange_in_pairs(d_received_11Nw, axis),)
 
 
@@ -142,7 +142,7 @@ def _unpaired(pairs: UInt32[Array, "..."], dtype: DTypeLike) -> Float[Array, "..
 def fetch(
     slices_Ew: Float[Array, "E w"], placement_NS: Int[Array, "N S"], wire_dtype: DTypeLike, axis: str = EXPERT_AXIS
 ) -> Float[Array, "S W"]:
-    """Fills every slot of this rank with its expert's weights, in one layer; its gradient is ``collect``.
+    """Fills every slot of this rank in one layer with its expert's weights; the gradient is ``collect``.
 
     Args:
         slices_Ew: this rank's slice of every expert, in the dtype sent over the wire.
@@ -157,7 +157,7 @@ def fetch(
 def _fetch_forward(
     slices_Ew: jax.Array, placement_NS: jax.Array, wire_dtype: DTypeLike, axis: str
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    # The backward pass needs no weights: a slice of one number conveys the number of experts and the dtype.
+    # The backward pass needs no weights, only the number of experts and the dtype, which a slice of one column has.
     return fetch(slices_Ew, placement_NS, wire_dtype, axis), (slices_Ew[:, :1], placement_NS)
 
 
@@ -175,7 +175,7 @@ fetch.defvjp(_fetch_forward, _fetch_backward)
 def exchange_bytes(num_layers: int, num_ranks: int, slots_per_rank: int, size: int, itemsize: int) -> int:
     """Returns the bytes exchanged by one collect and one materialize, including the chunks that a rank sends to itself.
 
-    The closed form of SYMI, section 3: 2 * slots * ranks * W * bytes per layer, independent of the placement.
+    The formula of SYMI, section 3: 2 * slots * ranks * W * bytes per layer, independent of the placement.
 
     >>> exchange_bytes(num_layers=1, num_ranks=8, slots_per_rank=4, size=1000, itemsize=4)
     256000

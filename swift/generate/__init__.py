@@ -1,9 +1,9 @@
 """Generation: an engine that batches many requests to one model and shares the KV cache of common prefixes.
 
 ``engine`` answers requests. ``request`` defines requests and answers, and samples the next tokens. ``texts`` schedules
-sequences and manages the pages of the KV cache, with a radix tree of shared prefixes. ``paged_model`` plans the tokens
-of a call and runs the forward pass over the pages. ``programs`` writes prompts of given and generated parts, with
-constrained decoding, and ``continuation`` continues texts with the model of a run.
+sequences and manages the pages of the KV cache, with a radix tree of shared prefixes. ``paged_model`` plans which
+tokens a call computes, and runs the forward pass over the pages. ``programs`` builds prompts from given and generated
+parts, with constrained decoding. ``continuation`` continues texts with the model of a run.
 """
 
 from typing import TYPE_CHECKING

@@ -13,7 +13,7 @@ from swift.generate.request import Answer, Request, Sampling
 from swift.train.model_directory import load_float32
 
 _MOST_AT_ONCE = 16
-"""Number of texts that are continued at the same time, at most."""
+"""Maximum number of texts that are continued at the same time."""
 
 
 def generate(
@@ -26,21 +26,22 @@ def generate(
 ) -> Iterator[tuple[int, str]]:
     """Continues texts with a trained model, and streams the new text.
 
-    Of a long text, the model sees the last ``sequence_length`` tokens.
+    If a text is longer than ``sequence_length`` tokens, the model sees only the last ones.
 
     Args:
         experiment: settings of the model.
         path: model directory.
         prompts: texts to continue.
         num_tokens: number of tokens to add to each text.
-        sampling: how to choose tokens; every text has its own random stream.
-        expert_ranks: number of devices over which the experts are spread.
+        sampling: rule by which tokens are chosen; every text has its own random stream.
+        expert_ranks: number of devices over which the experts are distributed.
 
     Returns:
-        Pairs (number of the prompt, next piece of its new text), as soon as the characters of a piece are complete.
+        Iterator over pairs (index of the prompt, next piece of its new text); a piece has only complete characters.
 
     Raises:
-        SettingError: the model, a prompt or the number of tokens is invalid; raised at once, not with the first piece.
+        SettingError: the model, a prompt or the number of tokens is invalid; raised immediately, not with the first
+            piece.
     """
     check_count("--tokens", num_tokens, least=1, most=MAX_TOKENS)
     for prompt in prompts:
@@ -59,7 +60,7 @@ def generate(
 
 
 def _check_prompt(prompt: str) -> None:
-    """Raises SettingError if a prompt from the command line holds bytes that are not UTF-8."""
+    """Raises SettingError if a prompt from the command line contains bytes that are not UTF-8."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:

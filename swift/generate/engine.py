@@ -1,4 +1,4 @@
-"""The generation engine: continuous batching of requests to one model."""
+"""Generation engine: continuous batching of requests to one model."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,21 +27,21 @@ from swift.generate.texts import SequencePool, TokenSequence
 from swift.models.gpt import GPT, Weights
 
 _FEW_CANDIDATES = 64
-"""Number of candidate tokens to sort when sampling, unless a request has a larger ``top_k``."""
+"""Number of candidate tokens that are sorted for sampling, unless a request has a larger ``top_k``."""
 
 
 @dataclass(frozen=True)
 class TextEngineConfig:
-    """Array sizes of the engine, which fix the shapes in its two compiled programs: prefill and decode.
+    """Settings of the engine; its sizes fix the array shapes of the two compiled programs, prefill and decode.
 
     Attributes:
-        batch: number of texts that run at the same time, at most; a decoding call adds a token to each.
-        cache_tokens: number of tokens in the KV cache; None: enough for ``batch`` texts of full length.
+        batch: maximum number of texts that run at the same time; a decoding call adds a token to each.
+        cache_tokens: number of tokens that the KV cache can hold; None for enough for ``batch`` texts of full length.
         prefill_passages: number of passages in a prefill call; a long prompt is split into several passages.
-        prefill_length: number of tokens in a passage, at most.
+        prefill_length: maximum number of tokens in a passage.
         share_prefixes: whether texts share the KV cache of common prefixes.
-        expert_ranks: number of devices over which the experts of every layer are spread; the rest of the model and the
-            KV cache are replicated.
+        expert_ranks: number of devices over which the experts of every layer are distributed; the rest of the model and
+            the KV cache are replicated.
 
     Raises:
         SettingError: a value is out of range.
@@ -68,7 +68,7 @@ class Computed:
     Attributes:
         prompt_tokens: number of tokens computed in prefill.
         new_tokens: number of tokens generated.
-        calls: number of calls of the model.
+        calls: number of model calls.
     """
 
     prompt_tokens: int = 0
@@ -77,16 +77,16 @@ class Computed:
 
 
 class TextEngine:
-    """Continues and scores texts. Requests may come at any time, and share the KV cache of common prefixes.
+    """Continues and scores texts; requests may be submitted at any time and share the KV cache of common prefixes.
 
     Apart from rounding, an answer does not depend on the other requests, their order, or the cache size: the random
-    number of a token is keyed by the request's seed and stream and the token's position in the answer.
+    number for a token is determined by the request's seed and stream and the token's position in the answer.
 
     Args:
         gpt: architecture of the model.
         experts: settings of the experts; routing is dropless.
         weights: weights of whole experts, on the host or on a device.
-        config: sizes; None: the defaults.
+        config: settings of the engine; None for the defaults.
     """
 
     def __init__(self, gpt: GPT, experts: ExpertConfig, weights: Weights, config: TextEngineConfig | None = None):
@@ -113,7 +113,7 @@ class TextEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every request has its answer."""
+        """Whether the answers to all requests are complete."""
         return self.num_unanswered == 0
 
     @property
@@ -125,7 +125,7 @@ class TextEngine:
         """Adds a request to the queue.
 
         Returns:
-            The answer, which calls of ``step`` fill in.
+            The answer, which later calls of ``step`` fill in.
 
         Raises:
             SettingError: the request cannot be answered by this engine.
@@ -136,19 +136,19 @@ class TextEngine:
             answer.reason = "end"
             return answer
         if request.max_tokens == 0 and request.scored_from is not None:
-            tokens = tokens[: max(1, len(tokens) - 1)]  # the last token is only scored, so no forward pass is needed
+            tokens = tokens[: max(1, len(tokens) - 1)]  # the last token is only scored, so it needs no forward pass
         self.pool.add(answer, tokens, allowed)
         return answer
 
     def submit_all(self, requests: Iterable[Request]) -> list[Answer]:
-        """Adds requests as ``submit`` does; if one fails, or the call is interrupted, all of them are cancelled."""
+        """Submits several requests; if one is rejected, or the call is interrupted, all of them are cancelled."""
         answers: list[Answer] = []
         with self._cancelling(answers):
             answers += map(self.submit, requests)
         return answers
 
     def answers(self, requests: Iterable[Request]) -> list[Answer]:
-        """Submits requests and runs the engine until these, and all requests submitted before, are answered."""
+        """Submits requests and runs the engine until these and all earlier requests are answered."""
         answers = self.submit_all(requests)
         with self._cancelling(answers):
             while not self.is_idle:
@@ -157,7 +157,7 @@ class TextEngine:
 
     @contextmanager
     def _cancelling(self, answers: Sequence[Answer]) -> Iterator[None]:
-        """Cancels requests if the block fails or is interrupted."""
+        """Cancels the requests of ``answers`` if the ``with`` block raises or is interrupted."""
         try:
             yield
         except BaseException:
@@ -166,17 +166,17 @@ class TextEngine:
             raise
 
     def cancel(self, answer: Answer) -> None:
-        """Ends a request; the answer keeps its tokens so far."""
+        """Cancels a request unless it is already answered; the answer keeps its tokens so far."""
         if answer.reason is None:
             self.pool.cancel(answer)
             answer.reason = "cancelled"
 
     def step(self) -> None:
-        """Calls the model once: either to prefill, or to decode one token for every text that is prefilled.
+        """Calls the model once: either to prefill texts, or to decode one token for every prefilled text.
 
         Raises:
-            BaseException: any error of the call, or KeyboardInterrupt. The KV cache is then emptied, and every request
-                continues from the tokens that its answer has.
+            BaseException: the call fails or is interrupted. The KV cache is then emptied, and every request continues
+                later from the tokens that its answer has.
         """
         self.pool.admit()
         if not self.pool.running:
@@ -188,17 +188,18 @@ class TextEngine:
                 [(sequence, token) for sequence, (token, sure) in chosen if self._accept(sequence, token, sure)]
             )
         except BaseException:
-            # ``extend`` takes the pages by donation, so after a failed call their contents are gone.
+            # The pages are donated to ``extend``, so their contents are lost after a failed call.
             self.pool.forget()
             self._empty_pages()
             raise
 
     def _call(self) -> tuple[list[Passage], jax.Array]:
-        """Runs the model once; returns (passages, logits after each)."""
+        """Runs the model once; returns (passages, logits after each passage)."""
         config, sequences = self.config, self.pool.running
         read = [sequence for sequence in sequences if sequence.is_read]
         unread = sorted((s for s in sequences if not s.is_read), key=lambda s: s.read_order)
-        # A text that slides is prefilled again for every token: alternate, so that it does not starve the others.
+        # A text that slides is prefilled again for every token, so alternate between prefill and decoding to avoid
+        # starving the other texts.
         only_slid = all(sequence.has_slid for sequence in unread)
         if not unread or (read and only_slid and not self._decoded_last):
             passages, shape = decoding_passages(read), (config.batch, 1)
@@ -219,7 +220,7 @@ class TextEngine:
     def _chosen(
         self, passages: Sequence[Passage], logits_RV: jax.Array
     ) -> list[tuple[TokenSequence, tuple[int, float]]]:
-        """Chooses the next (token, log-probability) for every text whose logits are computed."""
+        """Chooses the next (token, log-probability) for every text whose logits have been computed."""
         places: list[tuple[int, TokenSequence]] = []
         for row, passage in enumerate(passages):
             for sequence in passage.continued:
@@ -250,7 +251,7 @@ class TextEngine:
             try:
                 request.constraint.accept(token)
                 sequence.allowed = _allowed(request, self.gpt.vocab_size)
-            except Exception as error:  # the caller's code must not break other requests
+            except Exception as error:  # errors in the caller's code must not affect other requests
                 answer.error = error
                 self._finish(sequence, "failed")
                 return False
@@ -290,7 +291,7 @@ class TextEngine:
 
 
 def _allowed(request: Request, vocab_size: int) -> np.ndarray | None:
-    """Returns the constraint's mask of allowed next tokens, bool[V]; None: all are allowed."""
+    """Returns the constraint's mask of allowed next tokens, bool[V], or None if all are allowed."""
     assert request.constraint is not None
     allowed = request.constraint.allowed()
     if allowed is not None and allowed.shape != (vocab_size,):

@@ -1,11 +1,11 @@
-"""The forward pass over a paged KV cache, and the planning of its calls.
+"""Forward pass over a paged KV cache, and the planning of its calls.
 
 A page holds the keys and values of one token. A call processes passages, which are chunks of consecutive tokens of a
-text: the uncomputed tokens of texts in prefill, or the last token of each text in decoding. Each layer writes the keys
-and values of all passages before it reads any. A passage may therefore depend on another one of the same call: a long
-text can be split into several passages, and texts can share a prefix that the same call computes.
+text: tokens that have not been computed yet in prefill, or the last token of each text in decoding. Each layer writes
+the keys and values of all passages before it reads any. A passage may therefore depend on another one in the same call:
+a long text can be split into several passages, and texts can share a prefix that the same call computes.
 
-The experts may be spread over devices; everything else is replicated.
+The experts may be distributed over devices; everything else is replicated.
 
 Legend: P pages, R passages, C tokens of a passage, N columns of a page table, H heads, K key-value heads,
 G = H / K query heads for each key-value head, W channels of a head, V vocabulary.
@@ -33,22 +33,22 @@ from swift.mesh.per_rank import EXPERT_AXIS
 from swift.models.gpt import GPT, Weights
 
 COLUMNS_PER_BLOCK = 64
-"""Number of page table columns that attention reads at once; a table's width is a multiple."""
+"""Number of page table columns that attention reads at once; the width of a table is a multiple of it."""
 
 
 class Passages(NamedTuple):
-    """A call's passages as arrays of fixed shapes; rows with count 0 are empty."""
+    """Passages of a call as arrays of fixed shapes; rows with count 0 are empty."""
 
     token_RC: jax.Array  # int32
-    page_RC: jax.Array  # int32, page to write each token's keys and values to; P: do not write
+    page_RC: jax.Array  # int32, page to which each token's keys and values are written; P to write nothing
     first_R: jax.Array  # int32, position of the first token
     count_R: jax.Array  # int32, number of tokens
     table_RN: jax.Array  # int32, page of every position of the text
-    label_RC: jax.Array  # int32, next token to score after each token; -1: none
+    label_RC: jax.Array  # int32, token to score as the successor of each token; -1 for none
 
 
 class Scores(NamedTuple):
-    """The results of a call: logits for sampling, and label scores."""
+    """Results of a call: logits for sampling, and scores of the labels."""
 
     logits_RV: jax.Array  # after each passage's last token, at least float32
     log_prob_RC: jax.Array  # log-probability of each label; 0 without a label
@@ -56,21 +56,21 @@ class Scores(NamedTuple):
 
 
 Pages: TypeAlias = tuple[jax.Array, ...]
-"""Keys (index 0) and values (1) of each layer, [P, 2, K, W]; one array per layer, so that updates copy no layer."""
+"""Keys (index 0) and values (1), [P, 2, K, W]; an array for each layer, so that updating one does not copy others."""
 
 
 _EXPERT_RANKS = "TextEngineConfig.expert_ranks"
 
 
 def check_expert_ranks(num_ranks: int, num_classes: int) -> None:
-    """Raises SettingError unless the experts can be spread evenly over ``num_ranks``; does not initialize JAX."""
+    """Raises SettingError unless the experts can be divided evenly over ``num_ranks``; does not initialize JAX."""
     check_count(_EXPERT_RANKS, num_ranks, least=1)
     if num_classes % num_ranks:
         raise SettingError(_EXPERT_RANKS, num_ranks, f"must divide {num_classes}, the number of experts")
 
 
 def check_devices(num_ranks: int) -> None:
-    """Raises SettingError unless JAX has ``num_ranks`` devices, emulated ones included; one rank needs no check."""
+    """Raises SettingError unless JAX has ``num_ranks`` devices, including emulated ones; one rank is not checked."""
     if num_ranks == 1:
         return
     num_devices = len(jax.devices())
@@ -79,10 +79,10 @@ def check_devices(num_ranks: int) -> None:
 
 
 def rank_mesh(num_ranks: int, num_classes: int) -> Mesh | None:
-    """Returns a mesh of expert ranks on the first devices; None for one rank, which needs no mesh.
+    """Returns a mesh of expert ranks on the first devices, or None for one rank, which needs no mesh.
 
     Raises:
-        SettingError: the experts cannot be spread evenly, or there are too few devices.
+        SettingError: the experts cannot be divided evenly, or there are too few devices.
     """
     check_expert_ranks(num_ranks, num_classes)
     if num_ranks == 1:
@@ -92,14 +92,14 @@ def rank_mesh(num_ranks: int, num_classes: int) -> Mesh | None:
 
 
 def on_every(ranks: Mesh | None) -> NamedSharding | None:
-    """Returns the replicated sharding on a mesh of ranks; None without a mesh."""
+    """Returns the replicated sharding on a mesh of ranks, or None without a mesh."""
     return None if ranks is None else NamedSharding(ranks, PartitionSpec())
 
 
 def spread_experts(gpt: GPT, weights: Weights, ranks: Mesh | None) -> Weights:
-    """Places the weights: each rank gets an equal, contiguous share of every layer's experts and all other weights.
+    """Places weights so that each rank has an equal, contiguous share of every layer's experts, and all other weights.
 
-    Weights on the host are sent to their own ranks only, so no device needs memory for all experts.
+    Expert weights on the host are sent only to their own rank, so no device needs memory for all experts.
     """
     if ranks is None:
         return jax.device_put(weights)
@@ -121,15 +121,15 @@ def empty_pages(gpt: GPT, num_pages: int, dtype: DTypeLike, sharding: NamedShard
 def extend(
     gpt: GPT, experts: ExpertConfig, weights: Weights, pages: Pages, passages: Passages, ranks: Mesh | None = None
 ) -> tuple[Scores, Pages]:
-    """Computes passages of tokens and writes their keys and values to the cache.
+    """Runs the model on passages of tokens, and writes their keys and values to the cache.
 
     Args:
         gpt: architecture of the model.
         experts: settings of the experts; routing is dropless.
         weights: weights of whole experts.
-        pages: KV cache; donated.
+        pages: KV cache; it is donated.
         passages: passages to compute.
-        ranks: mesh of the expert ranks over which ``weights`` are placed; None: one device.
+        ranks: mesh of the expert ranks on which ``weights`` are placed; None for one device.
 
     Returns:
         (scores, the updated KV cache).
@@ -161,21 +161,21 @@ def _paged_attention(
 ) -> Float[Array, "R C H W"]:
     """Computes causal attention over the pages of each passage's text.
 
-    Reads the page tables block by block, up to the largest position, with an online softmax: the running sum is
-    rescaled whenever a block has a larger score (arXiv 1805.02867).
+    Pages are read one block of table columns at a time, up to the largest position, with an online softmax: the running
+    sum is rescaled whenever a block has a larger score (arXiv 1805.02867).
 
     Args:
         query_RCHW: queries.
         pages_P2KW: keys and values of a layer.
-        table_RN: page of every position.
-        position_RC: position of each query, which sees positions up to its own.
+        table_RN: page of every position of the passage's text.
+        position_RC: position of each query, which sees positions up to and including its own.
     """
     passages, length, heads, channels = query_RCHW.shape
     kv_heads = pages_P2KW.shape[2]
     wide = jnp.promote_types(query_RCHW.dtype, jnp.float32)
     query_RCKGW = query_RCHW.reshape(passages, length, kv_heads, heads // kv_heads, channels)
     column_N = jnp.arange(COLUMNS_PER_BLOCK, dtype=jnp.int32)
-    rows_PX = pages_P2KW.reshape(len(pages_P2KW), -1)  # flat rows: XLA on CPU gathers them in half the time
+    rows_PX = pages_P2KW.reshape(len(pages_P2KW), -1)  # flat rows, which XLA:CPU gathers in half the time
 
     def add_block(block: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, Any, Any]:
         largest, total, mixed = state
@@ -217,7 +217,7 @@ def _mixture(
     if ranks is not None:
         replicated = PartitionSpec()
         specs = (replicated, replicated, replicated, PartitionSpec(EXPERT_AXIS), replicated)
-        # check_vma=False: the grouped matmul's loops start from zeros that are replicated, but become rank-varying.
+        # check_vma=False, because the grouped matmul's loops start from replicated zeros that become rank-varying.
         run = jax.shard_map(run, mesh=ranks, in_specs=specs, out_specs=replicated, check_vma=False)
     y_TD = run(logits_TE, x_TD, valid_T, state, bias_E)
     none = jnp.zeros(experts.num_classes, jnp.int32)
@@ -229,7 +229,8 @@ def _label_scores(
 ) -> tuple[Float[Array, "R C"], jax.Array]:
     """Computes (log-probability of each label, whether it is the likeliest token), [R, C].
 
-    Skipped if there are no labels, and computed passage by passage, so that logits [C, V] are held for one at a time.
+    Skipped if there are no labels; otherwise computed one passage at a time, so that only one passage's logits [C, V]
+    are in memory.
     """
     dtype = jnp.promote_types(x_RCD.dtype, jnp.float32)
 
@@ -250,15 +251,16 @@ def _label_scores(
 
 @dataclass(eq=False)
 class Passage:
-    """A passage: consecutive tokens of a text that a call computes together.
+    """Passage of a call: consecutive tokens of a text that are computed together.
 
     Attributes:
-        sequence: the text.
+        sequence: text of the passage.
         first: position of the first token.
         end: position after the last token.
-        num_written: number of the text's first tokens whose keys and values are in the cache; not written again.
-        scored: range of the request's tokens to score, each by the logits of the passage's token before it.
-        continued: texts whose next token is chosen from the logits after the passage.
+        num_written: number of the text's first tokens whose keys and values are already in the cache and are not
+            written again.
+        scored: range of the request's tokens to score; each is scored with the logits of the token before it.
+        continued: texts whose next token is chosen from the logits of the passage's last token.
     """
 
     sequence: TokenSequence
@@ -270,16 +272,16 @@ class Passage:
 
 
 def plan_passages(sequences: Iterable[TokenSequence], most_passages: int, passage_length: int) -> list[Passage]:
-    """Plans a prefill call: the uncomputed tokens of admitted texts, split into passages.
+    """Plans a prefill call: splits the tokens of running texts that are not computed yet into passages.
 
-    Tokens that several texts share are computed for the first of the texts. The others need not wait, since a call may
-    read what it writes. Identical texts share the logits, too. Of every text, at least the last token is computed, for
-    its logits, and all tokens whose successors are scored.
+    Tokens that several texts share are computed for the first of these texts. The others need not wait, since a call
+    may read what it writes. Identical texts share the logits, too. For every text, at least the last token is computed,
+    because its logits are needed, and all tokens whose successors are scored.
 
     Args:
         sequences: running texts, in the order in which they are prefilled.
-        most_passages: R, number of passages of the call, at most.
-        passage_length: C, number of tokens of a passage, at most.
+        most_passages: maximum number of passages of the call, R.
+        passage_length: maximum number of tokens of a passage, C.
     """
     passages: list[Passage] = []
     ends: dict[Node, Passage] = {}
@@ -316,10 +318,10 @@ def as_arrays(
 
     Args:
         passages: at most ``num_passages`` passages.
-        num_passages: R.
-        passage_length: C.
-        num_columns: N.
-        nowhere: page number that stands for "do not write": P.
+        num_passages: number of rows of the arrays, R.
+        passage_length: maximum number of tokens of a passage, C.
+        num_columns: number of columns of a page table, N.
+        nowhere: page number for tokens that are not written to the cache, P.
     """
     token_RC, page_RC, label_RC = (np.full((num_passages, passage_length), fill, np.int32) for fill in (0, nowhere, -1))
     first_R, count_R = np.zeros(num_passages, np.int32), np.zeros(num_passages, np.int32)
@@ -349,7 +351,7 @@ def _columns(passage: Passage) -> slice:
 
 
 def _unscored(sequence: TokenSequence) -> range:
-    """Returns the range of the request's tokens that are still to be scored."""
+    """Returns the range of the request's tokens that still have to be scored."""
     request = sequence.answer.request
     if request.scored_from is None:
         return range(0)

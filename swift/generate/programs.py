@@ -1,8 +1,8 @@
-"""Language model programs: prompts that grow by given and generated parts, as in SGLang (arXiv 2312.07104, section 2).
+"""Language model programs: prompts built from given and generated parts, as in SGLang (arXiv 2312.07104, section 2).
 
-A prompt is lazy: adding a part returns at once, and reading a generated part runs the engine until it is complete. All
-prompts of a ``Writer`` run at the same time and share prefixes. A generated part (``Gen``) may be constrained to a
-regular expression, or end at stop texts. ``StreamedText`` decodes tokens piece by piece.
+A prompt is lazy: adding a part returns immediately, and reading a generated part runs the engine until it is complete.
+All prompts of a ``Writer`` run at the same time and share prefixes. A generated part (``Gen``) may be constrained to a
+regular expression, or end at stop texts. ``StreamedText`` decodes a stream of tokens.
 """
 
 import threading
@@ -30,15 +30,15 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Gen:
-    """A part of a prompt that the model generates.
+    """Part of a prompt that the model generates.
 
     Attributes:
         name: name by which the part is read.
-        max_tokens: number of tokens, at most.
-        sampling: how to choose tokens; every part and every fork of a prompt has its own random stream.
-        stop: texts at which the part ends; they are not included.
+        max_tokens: maximum number of tokens.
+        sampling: rule by which tokens are chosen; every part and every fork of a prompt has its own random stream.
+        stop: text or texts at which the part ends; they are not included in it.
         regex: regular expression that the whole part must match, unless ``max_tokens`` cuts it short.
-        choices: texts to choose from; the one with the largest sum of its tokens' log-probabilities is taken.
+        choices: texts to choose from; the one with the largest sum of its tokens' log-probabilities is chosen.
 
     Raises:
         SettingError: a value is invalid.
@@ -71,17 +71,17 @@ class Gen:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts at which the part ends."""
+        """Texts at which the part ends."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 class StreamedText:
-    """A streaming decoder: turns tokens into pieces of text with whole characters.
+    """Streaming decoder: converts tokens to pieces of text that have only whole characters.
 
     Args:
         tokenizer: tokenizer of the tokens.
-        before: preceding tokens, which are not shown; they are context, since some tokenizers drop the first space of
-            a text.
+        before: preceding tokens, which are used as context but not returned, since some tokenizers drop the first space
+            of a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
@@ -89,7 +89,7 @@ class StreamedText:
         self._shown = tokenizer.decode(np.array(self._seen)) if self._seen else ""
 
     def after(self, token: int) -> str:
-        """Returns the text that a token completes; "" within a character that spans several tokens."""
+        """Adds a token and returns the text that it completes, or "" inside a character that spans several tokens."""
         self._seen.append(token)
         text = self._tokenizer.decode(np.array(self._seen))
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
@@ -101,7 +101,7 @@ class StreamedText:
 
 
 def decoded(tokenizer: Tokenizer, tokens: Sequence[int], before: Sequence[int] = ()) -> str:
-    """Decodes tokens that follow the tokens ``before``."""
+    """Decodes tokens, with the preceding tokens ``before`` as context."""
     seen = list(before[-_TOKENS_BEFORE:])
     shown = tokenizer.decode(np.array(seen)) if seen else ""
     return tokenizer.decode(np.array([*seen, *tokens]))[len(shown) :] if tokens else ""
@@ -115,7 +115,7 @@ class Grammar:
         vocab_size: V, vocabulary size of the model; tokens that the tokenizer lacks are never allowed.
 
     Raises:
-        SettingError: the extra is missing, or the tokenizer does not tell the bytes of its tokens.
+        SettingError: the extra is not installed, or the tokenizer cannot provide the bytes of its tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int):
@@ -129,7 +129,7 @@ class Grammar:
         self._matchers: dict[str, Any] = {}
 
     def matching(self, regex: str) -> "Matching":
-        """Returns a new constraint for one answer.
+        """Creates a constraint that lets one answer match a regular expression.
 
         Raises:
             SettingError: the expression is malformed, or no text can match it.
@@ -147,7 +147,7 @@ class Grammar:
 
 
 class Matching:
-    """A constraint: the whole answer must match a regular expression."""
+    """Constraint by which the whole answer must match a regular expression."""
 
     def __init__(self, matcher: Any, vocab_size: int):
         self._matcher, self._vocab_size = matcher, vocab_size
@@ -159,24 +159,24 @@ class Matching:
             bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
             size = min(len(bits), self._vocab_size)
             allowed_V[:size] = bits[:size]
-        # For some expressions, llguidance finds out only here that nothing matches.
+        # For some expressions, llguidance detects only here that nothing matches.
         return allowed_V & (not self._matcher.is_error())
 
     def accept(self, token: int) -> None:
-        """Advances by a token, which must be allowed."""
+        """Updates the constraint with the chosen token, which must be allowed."""
         if not self._matcher.consume_token(token):
             raise ValueError(f"token {token} was not allowed: {self._matcher.get_error()}")
 
 
 class Until:
-    """A constraint: the answer ends as soon as it contains a stop text.
+    """Constraint by which the answer ends as soon as it contains a stop text.
 
     Args:
         tokenizer: tokenizer of the answer.
         before: tokens before the answer.
-        stops: the stop texts.
-        vocab_size: V, vocabulary size of the model.
-        inner: another constraint to satisfy; None: none.
+        stops: stop texts.
+        vocab_size: vocabulary size of the model, V.
+        inner: another constraint that the answer must satisfy; None for none.
     """
 
     def __init__(
@@ -192,15 +192,16 @@ class Until:
         self._none_V = np.zeros(vocab_size, bool)
 
     def allowed(self) -> np.ndarray | None:
-        """Returns which tokens may come next, bool[V]; None: all."""
+        """Returns which tokens may come next, bool[V], or None if all may."""
         if any(stop in self._end for stop in self._stops):
             return self._none_V
         return None if self._inner is None else self._inner.allowed()
 
     def accept(self, token: int) -> None:
-        """Advances by a token, which must be allowed."""
+        """Updates the constraint with the chosen token, which must be allowed."""
         piece = self._shown.after(token)
-        # A stop text may begin in an earlier piece, so keep as many characters before this piece as the longest has.
+        # A stop text may begin in an earlier piece, so keep as many characters before this piece as the longest one
+        # has.
         self._end = (self._end + piece)[-(self._longest + len(piece)) :]
         if self._inner is not None:
             self._inner.accept(token)
@@ -217,7 +218,7 @@ def _wrapped(library: Any, tokenizer: Tokenizer) -> Any:
 
 
 class _Bytes:
-    """The interface of ``ByteTokenizer`` that llguidance expects."""
+    """Adapter that gives ``ByteTokenizer`` the interface that llguidance expects."""
 
     eos_token_id, bos_token_id = 0, None
     tokens = tuple(bytes([byte]) for byte in range(256))
@@ -228,7 +229,7 @@ class _Bytes:
 
 
 class Writer:
-    """Runs prompts on an engine, from any number of threads; nothing else may use the engine meanwhile.
+    """Runs prompts on an engine, from any number of threads; nothing else may use the engine at the same time.
 
     Args:
         engine: engine that answers the prompts' requests.
@@ -243,7 +244,7 @@ class Writer:
         self._grammar: Grammar | None = None
 
     def prompt(self, text: str = "") -> "Prompt":
-        """Starts a prompt, with ``text`` as its first part."""
+        """Creates a prompt with ``text`` as its first part."""
         begun = Prompt(self)
         if text:
             begun += text
@@ -252,18 +253,18 @@ class Writer:
     def run(
         self, program: Callable[..., _Result], arguments: Iterable[Sequence[object]], most_at_once: int = 64
     ) -> list[_Result]:
-        """Runs a program once for each tuple of arguments, many runs at once.
+        """Runs a program once for each tuple of arguments, with many runs at the same time.
 
         Args:
-            program: takes a new prompt and the arguments.
+            program: function that is called with a new prompt and the arguments.
             arguments: arguments of each run.
-            most_at_once: number of runs at once, at most; each has a thread.
+            most_at_once: maximum number of simultaneous runs; each has a thread.
 
         Returns:
-            The results, in the order of the arguments.
+            Results of the runs, in the order of ``arguments``.
 
         Raises:
-            Exception: the first error of a run; the other runs are cancelled.
+            Exception: the error of the first run that failed, in the order of ``arguments``; other runs are cancelled.
         """
         threads = ThreadPoolExecutor(most_at_once, "program")
         try:
@@ -277,7 +278,7 @@ class Writer:
             threads.shutdown()
 
     def wait(self, is_done: Callable[[], bool]) -> None:
-        """Runs the engine until ``is_done``; if several threads wait, one of them runs it for all."""
+        """Runs the engine until ``is_done()``; if several threads wait, one of them runs the engine for all."""
         with self.condition:
             while not is_done():
                 if self._is_stepping:
@@ -302,7 +303,7 @@ class Writer:
         self._growing[prompt] = None
 
     def grammar(self) -> Grammar:
-        """Returns the compiler of regular expressions, which is made at first use."""
+        """Returns the compiler of regular expressions, which is created at first use."""
         if self._grammar is None:
             self._grammar = Grammar(self.tokenizer, self.engine.gpt.vocab_size)
         return self._grammar
@@ -321,13 +322,13 @@ class Writer:
 
 
 class Prompt:
-    """A text that grows by given parts (``+= "text"``) and by parts that the model generates (``+= Gen("name")``).
+    """Text built from given parts (``+= "text"``) and parts that the model generates (``+= Gen("name")``).
 
     Consecutive given parts are joined before they are tokenized; generated parts separate them.
 
     Args:
         writer: writer that runs the prompt.
-        branch: path of fork numbers from the original prompt; it gives every fork its own random streams.
+        branch: fork numbers on the path from the original prompt, which give every fork its own random streams.
     """
 
     def __init__(self, writer: Writer, branch: tuple[int, ...] = ()):
@@ -343,7 +344,7 @@ class Prompt:
         self._error: BaseException | None = None
 
     def __iadd__(self, part: str | Gen) -> "Prompt":
-        """Adds a part, without computing anything yet.
+        """Adds a part without computing anything yet.
 
         Raises:
             SettingError: an earlier part has the same name.
@@ -376,7 +377,7 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """The whole text; waits until all parts are complete."""
+        """Whole text of the prompt; waits until all parts are complete."""
         self._wait()
         return self._text + self._unread
 
@@ -394,7 +395,7 @@ class Prompt:
         return forks
 
     def join(self, forks: "Sequence[Prompt]") -> dict[str, list[str]]:
-        """Waits for forks; returns, by name, the texts of the parts that this prompt does not have, one per fork."""
+        """Waits for forks; returns, by part name, the forks' texts of the parts that this prompt does not have."""
         for other in forks:
             other._wait()
         names = {name for other in forks for name in other._texts if name not in self._names}

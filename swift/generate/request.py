@@ -17,8 +17,8 @@ from swift.errors import SettingError, check_count, check_number, check_seed
 from swift.largest import largest
 
 Reason = Literal["length", "stop", "end", "cancelled", "failed"]
-"""Cause of an answer's end: ``max_tokens`` reached, a stop token, no token allowed by the constraint, cancelled by the
-caller, or an error of the constraint."""
+"""Reason for which an answer ended: ``max_tokens`` reached (``length``), a stop token (``stop``), no token allowed by
+the constraint (``end``), cancelled by the caller (``cancelled``), or an exception of the constraint (``failed``)."""
 
 
 _MOST = 2**31 - 1
@@ -27,12 +27,12 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Sampling:
-    """The rule that chooses the next token.
+    """Rule by which the next token is chosen.
 
     Attributes:
-        temperature: softmax temperature; 0 always takes the likeliest token.
+        temperature: softmax temperature; 0 for always the likeliest token.
         top_k: number of likeliest tokens to sample from.
-        top_p: total probability of the likeliest tokens to sample from, at least (nucleus sampling).
+        top_p: minimum total probability of the likeliest tokens to sample from (nucleus sampling).
         seed: seed of the random numbers.
         stream: number of the random stream; texts with the same seed but different streams are independent.
 
@@ -61,26 +61,26 @@ GREEDY = Sampling(temperature=0.0, top_k=1)
 
 
 class Constraint(Protocol):
-    """A constraint on the next tokens, updated as the text grows; each request needs its own."""
+    """Constraint on the next token, updated as the text grows; each request needs its own instance."""
 
     def allowed(self) -> np.ndarray | None:
-        """Returns which tokens may come next, bool[V]; all False ends the answer, None allows all tokens."""
+        """Returns which tokens may come next, bool[V], or None if all may; a mask of all False ends the answer."""
 
     def accept(self, token: int) -> None:
-        """Advances by a token, which was allowed."""
+        """Updates the constraint with the chosen token, which is an allowed one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A text to continue, or to score.
+    """Request to continue a text, to score it, or both.
 
     Attributes:
         tokens: the text, at least one token.
-        max_tokens: number of tokens to add, at most; 0 to score only.
-        sampling: how to choose tokens.
-        stop_tokens: tokens that end the answer; the answer includes them.
-        constraint: constraint on the new tokens; None: none.
-        scored_from: index of the first token of the text to score; None: score none.
+        max_tokens: maximum number of tokens to add; 0 to score only.
+        sampling: rule by which tokens are chosen.
+        stop_tokens: tokens that end the answer; the answer includes the one that ends it.
+        constraint: constraint on the new tokens; None for no constraint.
+        scored_from: index of the first token of the text to score; None to score no token.
     """
 
     tokens: Sequence[int]
@@ -93,16 +93,16 @@ class Request:
 
 @dataclass(eq=False)
 class Answer:
-    """The answer to a request, which grows with every step of the engine.
+    """Answer to a request, which grows with the steps of the engine.
 
     Attributes:
-        request: the request.
+        request: request that is answered.
         tokens: new tokens so far.
         log_probs: log-probability of each new token, before temperature, top-k and top-p.
         text_log_probs: log-probability of each token of the text from ``scored_from`` on.
         is_likeliest: whether each scored token of the text is the likeliest one.
-        reason: why the answer ended; None while it grows.
-        error: exception that the constraint raised.
+        reason: reason for which the answer ended; None while it grows.
+        error: exception raised by the constraint, or None.
     """
 
     request: Request
@@ -115,7 +115,7 @@ class Answer:
 
 
 class Choices(NamedTuple):
-    """The sampling settings of B texts, as arrays."""
+    """Sampling settings of B texts, as arrays."""
 
     row_B: jax.Array  # int32, row of the text's logits
     temperature_B: jax.Array  # float32
@@ -127,7 +127,7 @@ class Choices(NamedTuple):
 
     @classmethod
     def of(cls, samplings: "list[tuple[int, Sampling, int]]", size: int) -> "Choices":
-        """Collects (row, settings, number) of texts into NumPy arrays, padded to ``size`` texts."""
+        """Collects (row, settings, number of generated tokens) of texts into NumPy arrays, padded to ``size`` texts."""
         full = samplings + [(0, GREEDY, 0)] * (size - len(samplings))
         columns = [
             (row, s.temperature, min(s.top_k, _MOST), s.top_p, s.seed, s.stream, number) for row, s, number in full
@@ -141,15 +141,16 @@ class Choices(NamedTuple):
 def choose(
     logits_RV: Float[Array, "R V"], choices: Choices, allowed_BV: Bool[Array, "B V"] | None, *, num_candidates: int
 ) -> tuple[Any, Any]:
-    """Samples a token for each text, from nothing but its own logits, settings and number.
+    """Samples a token for each text by inverse transform sampling.
 
-    Inverse transform sampling with one uniform number per token: takes the token at which the cumulative probability,
-    sorted in descending order, exceeds the number. So a text gets the same token whatever else is in the batch.
+    Probabilities are sorted in descending order, and the token is chosen at which their cumulative sum exceeds a
+    uniform random number. The result depends only on the text's own logits, settings and number of generated tokens, so
+    a text gets the same token regardless of the other texts in the batch.
 
     Args:
-        logits_RV: logits.
+        logits_RV: logits of the rows that ``choices`` refers to.
         choices: sampling settings of each text.
-        allowed_BV: tokens to choose from; None: all.
+        allowed_BV: tokens to choose from; None for all.
         num_candidates: K, number of likeliest tokens to sort: the largest ``top_k``, at most V.
 
     Returns:
@@ -163,7 +164,7 @@ def choose(
     temperature_B = jnp.maximum(choices.temperature_B.astype(values_BK.dtype), 1e-6)
     weights_BK = jnp.exp((values_BK - values_BK[:, :1]) / temperature_B[:, None])
     weights_BK = jnp.where(jnp.arange(num_candidates)[None] < choices.top_k_B[:, None], weights_BK, 0)
-    # Top-p: keep the candidates before which the cumulative probability is below top_p, so at least the first one.
+    # Top-p: keep each candidate if the sum of the probabilities before it is below top_p; this always keeps the first.
     sums_BK = jnp.cumsum(weights_BK, axis=1)
     weights_BK = jnp.where(sums_BK - weights_BK < choices.top_p_B[:, None] * sums_BK[:, -1:], weights_BK, 0)
     uniform_B = jax.vmap(_uniform)(choices.seed_B, choices.stream_B, choices.number_B).astype(weights_BK.dtype)

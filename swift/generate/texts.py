@@ -1,10 +1,10 @@
-"""The scheduler of waiting and running texts, and the page allocator of the KV cache, which shares common prefixes.
+"""Scheduler of waiting and running texts, and page allocator of the KV cache, in which texts share common prefixes.
 
-Nothing is computed here. The number of pages is fixed, so memory never exceeds its limit. A radix tree over tokens
-records which texts share a prefix, and which pages hold its keys and values, as in RadixAttention (SGLang, arXiv
-2312.07104, section 3): each node holds a run of tokens and is split where texts diverge. Nodes that a request uses are
-locked; unused leaves are evicted, least recently used first. A token may be in the tree before its keys and values are
-computed: the next text that needs it computes it.
+This module only does bookkeeping; ``paged_model`` runs the model. The number of pages is fixed, which limits the
+memory. A radix tree over tokens records which texts share a prefix, and which pages hold its keys and values, as in
+RadixAttention (SGLang, arXiv 2312.07104, section 3): each node holds a run of tokens and is split where texts diverge.
+Nodes that a request uses are locked; unused leaves are evicted, least recently used first. A token may be in the tree
+before its keys and values are computed: they are computed for the next text that needs them.
 """
 
 import heapq
@@ -17,21 +17,21 @@ import numpy as np
 from swift.generate.request import Answer
 
 _HEADROOM = 64
-"""Number of tokens by which every running text should still be able to grow when another one is admitted."""
+"""Number of tokens by which every running text must still be able to grow after another text is admitted."""
 _EMPTY = np.zeros(0, np.int32)
 
 
 @dataclass(eq=False)
 class Node:
-    """A radix tree node: a run of tokens that follows the parent's.
+    """Radix tree node: a run of tokens that follows the parent's run.
 
     Attributes:
-        tokens: int32, the tokens of the run.
-        pages: int32, the page of each token.
+        tokens: int32, tokens of the run.
+        pages: int32, page of each token.
         parent: parent node; None for the root, which has no tokens, and for an evicted node.
         num_computed: number of the run's first tokens whose keys and values are computed.
         children: child nodes by their first token.
-        num_locks: number of requests that use this node or a node below.
+        num_locks: number of locks on this node or a descendant; a locked node is not evicted.
         last_used: time of the last use, counted in lookups of the tree.
         is_candidate: whether the node is in the tree's heap of candidates for eviction.
     """
@@ -47,7 +47,7 @@ class Node:
 
     @property
     def path(self) -> "list[Node]":
-        """The nodes from the child of the root down to this one."""
+        """Nodes on the path from the root, which is not included, down to this one."""
         nodes, node = [], self
         while node.parent is not None:
             nodes.append(node)
@@ -61,7 +61,7 @@ class Node:
 
 
 class RadixTree:
-    """A radix tree of token sequences that share pages where they have common prefixes."""
+    """Radix tree of token sequences, which share the pages of common prefixes."""
 
     def __init__(self) -> None:
         self.root = Node(_EMPTY, _EMPTY, None, num_locks=1)
@@ -77,13 +77,13 @@ class RadixTree:
         return self.num_tokens - self.num_locked
 
     def match(self, tokens: Sequence[int] | np.ndarray) -> tuple[Node, int]:
-        """Finds the longest prefix of a text in the tree; splits the node in which the prefix ends.
+        """Finds the longest prefix of a text that is in the tree, and splits a node if the prefix ends inside it.
 
         Args:
-            tokens: the text.
+            tokens: tokens of the text.
 
         Returns:
-            (node with which the prefix ends, number of tokens in the prefix).
+            (node at whose end the prefix ends, number of tokens in the prefix).
         """
         text = np.asarray(tokens, np.int32)
         self._clock += 1
@@ -97,15 +97,15 @@ class RadixTree:
         return node, matched
 
     def insert(self, tokens: Sequence[int] | np.ndarray, pages: np.ndarray, num_computed: int) -> tuple[Node, int]:
-        """Adds a text; a prefix that is already in the tree keeps its pages there.
+        """Adds a text; a prefix that is already in the tree keeps its pages.
 
         Args:
-            tokens: the text.
-            pages: int32, the page of each token.
+            tokens: tokens of the text.
+            pages: int32, page of each token.
             num_computed: number of first tokens whose keys and values are in these pages.
 
         Returns:
-            (node with which the text ends, number of tokens that were in the tree already).
+            (node at whose end the text ends, number of tokens that were already in the tree).
         """
         text = np.asarray(tokens, np.int32)
         node, num_matched = self.match(text)
@@ -132,13 +132,13 @@ class RadixTree:
         self._list(node)
 
     def evict(self, num_tokens: int) -> np.ndarray:
-        """Evicts unused leaves, least recently used first; of the last leaf only as many tokens as needed.
+        """Evicts unused leaves, least recently used first, and of the last one only as many tokens as needed.
 
         Args:
             num_tokens: number of pages to free.
 
         Returns:
-            int32, the freed pages; fewer than ``num_tokens`` if all others are locked.
+            int32, the freed pages; fewer than ``num_tokens`` if all other pages are locked.
         """
         freed: list[np.ndarray] = []
         missing = num_tokens
@@ -147,7 +147,7 @@ class RadixTree:
             node.is_candidate = False
             parent = node.parent
             if parent is None or not node.is_free_leaf:
-                continue  # no longer a free leaf; when it becomes one again, it is pushed again
+                continue  # no longer a free leaf; it is pushed again when it becomes one
             if listed_for < node.last_used:  # used since it was pushed: its key in the heap is out of date
                 self._list(node)
                 continue
@@ -173,9 +173,9 @@ class RadixTree:
             heapq.heappush(self._candidates, (node.last_used, self._num_listed, node))
 
     def _split(self, node: Node, at: int) -> Node:
-        """Splits a node and returns the new upper half; the object becomes the lower half.
+        """Splits a node and returns the new upper part; the existing object becomes the lower part.
 
-        So a text that refers to the node still refers to the end of its prefix.
+        A text that refers to the node therefore still refers to the end of its prefix.
         """
         parent = node.parent
         assert parent is not None, "the root has no tokens"
@@ -197,22 +197,23 @@ def _common_length(first: np.ndarray, second: np.ndarray) -> int:
 
 @dataclass(eq=False)
 class TokenSequence:
-    """A text, waiting or running.
+    """State of a text in the scheduler, waiting or running.
 
     Attributes:
-        answer: request and answer.
-        number: order of arrival.
+        answer: answer to the text's request.
+        number: number of the text in the order of arrival.
         tokens: int32, tokens that the model sees, at most ``sequence_length``.
-        allowed: tokens that may come next, bool[V]; None: all.
+        allowed: tokens that may come next, bool[V]; None for all.
         table: int32[N], page table: page of each of the first ``num_pages`` positions; empty while the text waits.
-        node: tree node with which the shared part ends; None: nothing is shared.
+        node: tree node at whose end the shared part of the text ends; None if nothing is shared.
         num_shared: number of tokens in the shared part.
         num_pages: number of tokens that have a page.
         num_own: number of tokens after the shared part whose keys and values are computed.
-        num_read: number of tokens prefilled since admission, with those that needed no passage; see ``plan_passages``.
-        is_read: whether prefill is complete since the text was admitted, or last slid.
-        has_slid: whether its first tokens were dropped since admission, to stay within the model's positions.
-        read_order: order in which texts are prefilled.
+        num_read: number of tokens prefilled since the text was admitted or last slid, including tokens that needed no
+            passage; see ``plan_passages``.
+        is_read: whether prefill has been completed since the text was admitted or last slid.
+        has_slid: whether first tokens were dropped since admission, to stay within the model's positions.
+        read_order: number of the text in the order in which texts are prefilled.
     """
 
     answer: Answer
@@ -231,7 +232,7 @@ class TokenSequence:
 
     @property
     def num_computed(self) -> int:
-        """Number of the first tokens whose keys and values are computed."""
+        """Number of first tokens whose keys and values are computed."""
         computed = 0
         for node in [] if self.node is None else self.node.path:
             computed += node.num_computed
@@ -240,7 +241,7 @@ class TokenSequence:
         return computed + self.num_own
 
     def mark_computed(self, end: int) -> None:
-        """Records that the keys and values of the tokens up to ``end`` are computed."""
+        """Records that the keys and values of all tokens before position ``end`` are computed."""
         begin = 0
         for node in [] if self.node is None or self.is_read else self.node.path:
             node.num_computed = max(node.num_computed, min(len(node.tokens), end - begin))
@@ -249,18 +250,18 @@ class TokenSequence:
 
     @property
     def num_wanted(self) -> int:
-        """Number of tokens that may still be added, at most."""
+        """Maximum number of tokens that may still be added."""
         return self.answer.request.max_tokens - len(self.answer.tokens)
 
 
 class SequencePool:
-    """The scheduler: waiting texts, running texts, and the page allocator.
+    """Scheduler of waiting and running texts, with the page allocator.
 
     Args:
-        num_pages: P, number of pages.
-        num_columns: N, number of columns of a page table.
+        num_pages: number of pages, P.
+        num_columns: number of columns of a page table, N.
         num_positions: number of positions of the model.
-        most_running: number of texts that run at the same time, at most.
+        most_running: maximum number of texts that run at the same time.
         shares: whether texts share common prefixes.
     """
 
@@ -284,11 +285,11 @@ class SequencePool:
         self._wait(TokenSequence(answer, self._num_arrived, tokens, allowed))
 
     def admit(self) -> None:
-        """Moves waiting texts to running while there is room.
+        """Starts waiting texts while there is room.
 
-        The queue is sorted by tokens, in rounds: a text that arrives late, or returns to the queue, waits for the next
-        round. This is a depth-first order of the texts' tree, so the next text shares as long a prefix with its
-        predecessors as any other does (SGLang, theorem 3.1), and no text waits forever.
+        The queue is sorted by tokens, in rounds: a text that is added or returns after its place in the order has been
+        passed waits for the next round. The order is depth-first in the tree of texts, so the next text shares as long
+        a prefix with its predecessors as any other text would (SGLang, theorem 3.1), and no text waits forever.
         """
         while self._waiting and len(self.running) < self._most_running:
             number, key, _, sequence = self._waiting[0]
@@ -303,8 +304,8 @@ class SequencePool:
     def append(self, tokens: Sequence[tuple[TokenSequence, int]]) -> None:
         """Appends a token to each of several running texts.
 
-        A text that fills the model's positions slides: its first token is dropped, and all others are computed again.
-        If there are too few pages, the texts that arrived last return to the queue.
+        A text that fills the model's positions slides: its first token is dropped, and all other tokens are computed
+        again. If there are too few pages, the texts that arrived last return to the queue.
         """
         growing = []
         for sequence, token in tokens:
@@ -319,16 +320,16 @@ class SequencePool:
                 _give(sequence, page)
             return
         for sequence in sorted(growing, key=lambda sequence: sequence.number):
-            if sequence in self.running:  # it may have been preempted for one before it
+            if sequence in self.running:  # it may have been preempted for an earlier text
                 self._make_room(sequence)
 
     def finish(self, sequence: TokenSequence) -> None:
-        """Ends a running text; its keys and values stay in the tree until they are evicted."""
+        """Ends a running text; if texts share prefixes, its keys and values stay in the tree until they are evicted."""
         self.running.remove(sequence)
         self._release(sequence)
 
     def cancel(self, answer: Answer) -> None:
-        """Removes a text, waiting or running."""
+        """Removes the text of an answer, whether it is waiting or running."""
         for sequence in self.running:
             if sequence.answer is answer:
                 self.finish(sequence)
@@ -336,7 +337,7 @@ class SequencePool:
         self._waiting = [entry for entry in self._waiting if entry[3].answer is not answer]
 
     def forget(self) -> None:
-        """Discards the whole KV cache; running texts return to the queue, with the tokens that their answers have."""
+        """Discards the whole KV cache; running texts return to the queue with the tokens of their answers so far."""
         self.tree, self.free = RadixTree(), list(range(self._num_pages))
         for sequence in self.running:
             answer = sequence.answer
@@ -353,7 +354,7 @@ class SequencePool:
         insort(self._waiting, (number if key > last else number + 1, key, sequence.number, sequence))
 
     def _start(self, sequence: TokenSequence, shares: bool, headroom: int) -> bool:
-        """Allocates pages for a text's tokens; returns False if fewer than ``headroom`` would be left."""
+        """Allocates pages for a text's tokens, or returns False if fewer than ``headroom`` pages would be left."""
         node, matched = self.tree.match(sequence.tokens) if shares else (self.tree.root, 0)
         self.tree.lock(node)
         pages = self._take(len(sequence.tokens) - matched, headroom)
@@ -398,7 +399,7 @@ class SequencePool:
         _give(sequence, int(pages[0]))
 
     def _release(self, sequence: TokenSequence) -> None:
-        """Releases the pages of a text: computed tokens go to the tree if texts share, all others become free."""
+        """Releases a text's pages: if texts share prefixes, computed tokens stay in the tree; others become free."""
         first = sequence.num_shared
         if sequence.node is not None:
             computed = sequence.num_computed
@@ -411,7 +412,7 @@ class SequencePool:
         sequence.node, sequence.table, sequence.num_shared, sequence.num_pages = None, _EMPTY, 0, 0
 
     def _take(self, count: int, headroom: int = 0) -> np.ndarray | None:
-        """Allocates pages, evicting unused ones if needed; None if fewer than ``headroom`` would be left."""
+        """Allocates pages, evicting unused ones if needed; returns None if fewer than ``headroom`` would be left."""
         if count + headroom > len(self.free) + self.tree.num_evictable:
             return None
         if count > len(self.free):

@@ -1,11 +1,11 @@
-"""Decoder models with dense layers and mixtures of experts: GPT-2's architecture and today's open models'.
+"""Decoder models with dense layers and mixtures of experts: the architectures of GPT-2 and of current open models.
 
-``config`` defines a model's shape, and shapes by name; ``cuts`` divides its blocks into stages and chunks. ``gpt`` is
-the forward pass, with functions at the points where pipelines cut. It uses ``attention`` (with ``attention_kernels``
-and ``rope``), the other ``modules``, and ``losses``, which never holds all logits at once; ``vocabulary`` has the
-sharded embedding and head. ``own_block`` checks a user's modules. ``parameters`` packs parameters into the flat vectors
-that the optimizer slices, and draws their initial values; ``reference_model`` is the single-device oracle.
-``swift.hub`` maps the parameters to the hub's names.
+``config`` defines the shape of a model, and named shapes; ``cuts`` divides its blocks into stages and chunks. ``gpt``
+is the forward pass, split into functions at the points where pipelines cut. It uses ``attention`` (with
+``attention_kernels`` and ``rope``), the other ``modules``, and ``losses``, which never holds all logits at once;
+``vocabulary`` has the sharded embedding and head. ``own_block`` checks a user's modules. ``parameters`` packs
+parameters into the flat vectors that the optimizer slices, and draws their initial values; ``reference_model`` is the
+single-device oracle. ``swift.hub`` maps the parameters to the names used on the hub.
 """
 
 from typing import TYPE_CHECKING

@@ -35,14 +35,15 @@ class Attention(nnx.Module):
     def __call__(
         self, x_BTD: Float[Array, "B T D"], document_BT: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:
-        """Computes the update to the residual stream.
+        """Computes the update of the residual stream.
 
-        Rotations need no position within the document: scores depend only on the distance between two positions.
+        Rotations can count positions from the start of the sequence instead of the document, because scores depend only
+        on the distance between two positions.
 
         Args:
             x_BTD: residual stream.
-            document_BT: int32, document number of each position; documents do not see each other. None: all are one
-                document.
+            document_BT: int32, document number of each position; positions see only their own document. None if the
+                whole sequence is one document.
         """
         mixed = KERNELS[self.kernel](*self.project(x_BTD, jnp.arange(x_BTD.shape[1])[None]), document_BT)
         return self.out(mixed.reshape(*mixed.shape[:2], -1))
@@ -50,7 +51,7 @@ class Attention(nnx.Module):
     def project(
         self, x_BTD: Float[Array, "B T D"], position_BT: Int[Array, "#B T"]
     ) -> tuple[Float[Array, "B T H C"], Float[Array, "B T K C"], Float[Array, "B T K C"]]:
-        """Computes queries, keys and values for positions."""
+        """Computes queries, keys and values, rotated to the given positions if the model uses rotations."""
         num_heads, num_kv = self.heads
         width, kv_width = num_heads * self.channels, num_kv * self.channels
         query, key, value = jnp.split(self.qkv(self.norm(x_BTD)), [width, width + kv_width], axis=-1)

@@ -1,10 +1,10 @@
-"""Attention kernels: wrappers of library kernels, the package's own implementations, and the choice between them.
+"""Attention kernels: wrappers of library kernels, implementations of Swift's own, and the choice between them.
 
 ``causal_attention`` follows the definition, with all scores in memory. ``blockwise_attention`` computes a block of
-scores at a time, so that its memory is linear in the number of positions (arXiv 2205.14135): one loop runs over the
+scores at a time, so that its memory is linear in the number of positions (arXiv 2205.14135): one loop runs over all
 pairs of a query block and a key block that it sees. The softmax is renormalized from block to block. The backward pass
-recomputes the scores from the only value per row that the forward pass kept: the logarithm of the softmax's sum. Fully
-masked pairs are not in the loop, which saves half of the plain kernel's work.
+recomputes the softmax from queries, keys and one value per row that the forward pass saves: the logarithm of the
+softmax's denominator. The loop skips fully masked pairs, which saves half of the plain kernel's work.
 
 Legend: B sequences, T positions of queries (of a block), S positions of keys, H heads, K heads of keys and values,
 G = H / K query heads per key head, C channels of a head, N blocks.
@@ -28,14 +28,14 @@ _Mix: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], 
 """Function (query_BTHC, key_BTKC, value_BTKC, document_BT or None) -> mixed values [B, T, H, C]."""
 
 BLOCK = 512
-"""Positions of a block."""
+"""Number of positions of a block by default."""
 SMALLEST_TILE, TILE_SCORES = 64, 2**18
-"""Minimum positions in a tile, and its maximum scores over all sequences and heads: 1 MiB in float32."""
+"""Minimum positions of a tile, and maximum scores of a tile over all sequences and heads: 1 MiB in float32."""
 
 _TILE = 128
-"""Pallas kernels need a multiple of this many positions."""
+"""Pallas kernels need a number of positions that is a multiple of this."""
 _GPU_BLOCK, _GPU_WARPS = 64, 4
-"""Positions in a block, and its warps: the backward pass takes 0.4 times as long as with JAX's defaults (H200)."""
+"""Positions and warps per block: the backward pass takes 0.4 times as long as with JAX's defaults (on an H200)."""
 _GPUS = ("gpu", "cuda")
 _NARROW = ("bfloat16", "float16")
 
@@ -46,7 +46,7 @@ def causal_attention(
     value_BSKC: Float[Array, "B S K C"],
     sees_BTS: Bool[Array, "#B T S"] | None = None,
 ) -> Float[Array, "B T H C"]:
-    """Mixes the values that each position sees; query head h reads key and value head h // G.
+    """Computes attention from the definition; query head h reads key and value head h // G.
 
     ``jax.nn.dot_product_attention`` computes the same, but its softmax is in float32 even for float64 inputs, and the
     parallel model is tested against the reference model in float64.
@@ -55,7 +55,7 @@ def causal_attention(
         query_BTHC: queries.
         key_BSKC: keys.
         value_BSKC: values.
-        sees_BTS: whether position t sees position s; None: each sees itself and earlier ones.
+        sees_BTS: whether position t sees position s; None if each position sees itself and all earlier ones.
     """
     num_sequences, length, heads, channels = query_BTHC.shape
     groups = heads // key_BSKC.shape[2]
@@ -74,7 +74,7 @@ def causal_attention(
 
 
 def _causal_mask(document_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """Returns whether a position sees another: itself, and earlier positions of the same document."""
+    """Returns whether each position sees each other: itself, and earlier positions of the same document."""
     return _before(document_BT.shape[1])[None] & (document_BT[:, :, None] == document_BT[:, None, :])
 
 
@@ -89,17 +89,17 @@ def blockwise_attention(
     document_BT: Int[Array, "B T"] | None = None,
     block: int | None = None,
 ) -> Float[Array, "B T H C"]:
-    """Mixes the values that each position sees: its own and earlier ones.
+    """Computes causal attention one pair of blocks at a time, in memory linear in the number of positions.
 
-    A sequence of a single block is passed to ``causal_attention``.
+    A sequence that fits into a single block is passed to ``causal_attention``.
 
     Args:
         query_BTHC: queries.
         key_BTKC: keys.
         value_BTKC: values.
-        document_BT: int32, document number of each position; documents do not see each other. None: all are one
-            document.
-        block: positions of a block; None: ``BLOCK``.
+        document_BT: int32, document number of each position; positions see only their own document. None if the whole
+            sequence is one document.
+        block: number of positions of a block; None for ``BLOCK``.
     """
     num_sequences, length, num_heads, channels = query_BTHC.shape
     block = BLOCK if block is None else block
@@ -130,10 +130,10 @@ def tiled_attention(
     value_BTKC: Float[Array, "B T K C"],
     document_BT: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T H C"]:
-    """Computes ``blockwise_attention`` in blocks whose scores stay in a CPU's caches.
+    """Computes ``blockwise_attention`` in blocks whose scores fit into a CPU's caches.
 
-    With many sequences and heads, blocks of 512 positions, or all scores at once, would pass through memory several
-    times.
+    With many sequences and heads, the scores of blocks of 512 positions, or all scores at once, would be read from and
+    written to memory several times.
     """
     num_sequences, length, num_heads, _ = query_BTHC.shape
     tile = BLOCK
@@ -152,7 +152,7 @@ class _Inputs(NamedTuple):
 
 
 def _pairs(num_blocks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lists the (query block, key block) pairs: for each query block the diagonal pair, then the earlier key blocks."""
+    """Lists the (query block, key block) pairs: for each query block the diagonal pair, then earlier key blocks."""
     pairs = [(q, k) for q in range(num_blocks) for k in range(q, -1, -1)]
     return np.array([q for q, _ in pairs], np.int32), np.array([k for _, k in pairs], np.int32)
 
@@ -166,7 +166,7 @@ def _put(arrays: Any, index: jax.Array, rows: Any) -> Any:
 
 
 def _scores(inputs: _Inputs, document: jax.Array | None, query_block: jax.Array, key_block: jax.Array) -> jax.Array:
-    """Computes the scores [B, K, G, T, S] for a pair of blocks; the lowest float where a position is not seen."""
+    """Computes the scores [B, K, G, T, S] of a pair of blocks; masked scores are the lowest float."""
     query, key = _take(inputs.query_NBKGTC, query_block), _take(inputs.key_NBKSC, key_block)
     wide, (length, channels) = at_least_float32(query.dtype), query.shape[-2:]
     scores = jnp.einsum("bkgtc,bksc->bkgts", query, key, preferred_element_type=wide) * channels**-0.5
@@ -182,7 +182,7 @@ def _scores(inputs: _Inputs, document: jax.Array | None, query_block: jax.Array,
 
 @jax.custom_vjp
 def _mix(inputs: _Inputs, document: jax.Array | None) -> jax.Array:
-    """Mixes values: [N, B, K, G, T, C], in the dtype of the values."""
+    """Computes the attention output [N, B, K, G, T, C], in the dtype of the queries."""
     return _mix_forward(inputs, document)[0]
 
 
@@ -278,7 +278,10 @@ def triton_attention(
     *,
     interpret: bool = False,
 ) -> Float[Array, "B T H C"]:
-    """Runs JAX's Pallas kernel for GPUs. It has no grouped heads, so keys and values are repeated."""
+    """Runs JAX's Pallas kernel for GPUs; ``interpret`` runs it on any device.
+
+    The kernel does not support grouped heads, so keys and values are repeated.
+    """
     from jax.experimental.pallas.ops.gpu import attention as gpu
 
     groups = query_BTHC.shape[2] // key_BTKC.shape[2]
@@ -315,8 +318,8 @@ def choose_kernel(
         platform: platform of the devices.
         dtype: dtype of activations.
         config: shape of the model.
-        separates: whether the documents of a sequence are separated: no position sees another document.
-        is_here: whether this process has such devices; False if it only traces or compiles for them.
+        separates: whether the documents of a sequence are separated, so that no position sees another document.
+        is_here: whether this process has devices of the platform; False if it only traces or compiles for them.
 
     Raises:
         SettingError: the requested kernel does not support the model, dtype or devices.
@@ -341,7 +344,7 @@ def choose_kernel(
 def _failing(
     kernel: AttentionKernel, platform: str, dtype: DTypeLike, config: ModelConfig, separates: bool, is_here: bool
 ) -> str:
-    """Returns the reason why a kernel cannot be used; empty if it can."""
+    """Returns why a kernel cannot be used, or "" if it can."""
     length, channels, name = config.sequence_length, config.channels, jnp.dtype(dtype).name
     if kernel == "splash":
         failings = [

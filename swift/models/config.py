@@ -1,4 +1,4 @@
-"""Model shapes, and shapes by name: SYMI's GPTs, open mixtures of experts, and small ones of the same kinds."""
+"""Shape of a model, and named shapes: SYMI's GPTs, open mixtures of experts, and tiny versions of the latter."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, TypeAlias
@@ -17,58 +17,60 @@ Remat: TypeAlias = Literal["none", "attention", "block"]
 """Part of a block that the backward pass recomputes."""
 
 _MOST_SIZE, _MOST_LAYERS = 2**20, 2**12
-"""Upper limits: for widths, tokens, heads and experts; and for layers, each of which is traced."""
+"""Upper limits: the first for widths, tokens, heads and experts, the second for layers, each of which is traced."""
 
 
 class CustomBlock(Protocol):
     """Interface of a user's block: a frozen dataclass, so that a configuration can name it.
 
-    Both methods return Flax NNX modules whose parameters come from ``swift.models``' ``linear`` and ``make_norm``:
-    these let all modules' initial values be drawn in one program.
+    Both methods return Flax NNX modules whose parameters should be created by ``linear`` and ``make_norm`` of
+    ``swift.models``, so that one program can draw the initial values of all modules.
     """
 
     def attention(self, config: "ModelConfig", rngs: nnx.Rngs) -> nnx.Module:
-        """Creates the module that mixes positions: (x_BTD, document_BT or None) -> update to the residual stream."""
+        """Creates the module that mixes positions: (x_BTD[, document_BT]) -> update of the residual stream."""
 
     def network(self, config: "ModelConfig", width: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Creates an expert or dense network: (x ``[..., D]``, matmul) -> y ``[..., D]``, row by row, zeros to zeros.
+        """Creates an expert or dense network, called as (x ``[..., D]``, matmul) -> y ``[..., D]``.
 
-        The module must multiply by its weights with ``matmul(x, weight)`` alone: a rank's rows belong to several
-        experts.
+        The module must treat rows independently and map zeros to zeros. It must multiply by its weights only with
+        ``matmul(x, weight)``, because the rows of a rank belong to several experts.
         """
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Decoder shape: GPT-2's by default, or that of an open mixture-of-experts model.
+    """Shape of a decoder: that of GPT-2 by default, or of an open mixture-of-experts model.
 
     Attributes:
         num_layers: number of transformer layers.
         model_dim: width of the residual stream, D.
         num_heads: number of attention heads, H.
         ffn_dim: hidden width of a dense feed-forward network.
-        sequence_length: positions of a sequence, T.
-        moe_pattern: True for each layer that is a mixture of experts; repeated over all layers after the leading dense
-            layers.
+        sequence_length: number of positions of a sequence, T.
+        moe_pattern: True for each layer that is a mixture of experts; the pattern is repeated over all layers after the
+            leading dense layers.
         num_dense_layers: number of leading dense layers.
-        expert_dim: hidden width of an expert; None: ``ffn_dim``.
-        num_shared_experts: experts that every token goes to, computed as one network of their total width.
-        router_bias: whether experts are chosen by their scores plus a bias, which balances the load: an expert's bias
-            rises while it gets fewer tokens than others, and has no gradient.
-        num_kv_heads: heads of keys and values, each shared by equally many query heads; None: ``num_heads``.
-        head_dim: channels of a head, C; None: ``model_dim / num_heads``.
-        norm: kind of norm.
-        norm_epsilon: number that norms add to the variance.
-        qk_norm: RMSNorm of queries and keys: ``head``, over each head's channels; ``projection``, over all heads'
-            channels.
-        positions: ``learned`` embeddings, or rotations of queries and keys (``rope``).
+        expert_dim: hidden width of an expert; None for ``ffn_dim``.
+        num_shared_experts: number of experts that every token is sent to; they are computed as one network of their
+            total width.
+        router_bias: whether experts are chosen by their scores plus a bias that balances the load. The bias has no
+            gradient; it rises for experts below the mean load and falls for experts above it.
+        num_kv_heads: number of key and value heads, each shared by equally many query heads; None for ``num_heads``.
+        head_dim: channels of a head, C; None for ``model_dim / num_heads``.
+        norm: kind of norm: ``layernorm`` or ``rmsnorm``.
+        norm_epsilon: epsilon that norms add to the variance.
+        qk_norm: RMSNorm of queries and keys: ``none``; ``head``, over each head's channels; or ``projection``, over all
+            heads' channels.
+        positions: position embeddings: ``learned``, or ``rope`` for rotations of queries and keys.
         rope_theta: base of the rotations' wavelengths.
-        rope_scaling: stretching of wavelengths for sequences longer than in the original training: ``linear``, or
-            ``yarn`` (arXiv 2309.00071), which stretches only the long wavelengths.
+        rope_scaling: stretching of wavelengths for sequences longer than in the original training: ``none``;
+            ``linear``; or ``yarn`` (arXiv 2309.00071), which stretches only the long wavelengths.
         rope_factor: factor by which wavelengths are stretched.
         rope_length: sequence length of the original training, for ``yarn``.
         activation: ``gelu``, or ``swiglu`` with a third matrix.
-        vocab_size: rows of the embedding, V, if there are more than the tokenizer's tokens; None: equally many.
+        vocab_size: number of rows of the embedding, V, at least the number of tokens of the tokenizer; None for exactly
+            as many.
         tied_embeddings: whether the head scores tokens by their embeddings, instead of by a matrix of its own.
         block: your own attention and networks, instead of the built-in ones; None to use these.
     """
@@ -142,7 +144,7 @@ class ModelConfig:
             raise SettingError("ModelConfig.moe_pattern", pattern, allowed)
 
     def __repr__(self) -> str:
-        """Text of the shape, by which checkpoints identify it; settings added later appear only if they are set."""
+        """Text by which checkpoints identify the shape; newer settings appear only if they differ from the default."""
         oldest = ("num_layers", "model_dim", "num_heads", "ffn_dim", "sequence_length", "moe_pattern")
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         young = {f.name: values[f.name] for f in fields(self) if f.name not in oldest and values[f.name] != f.default}
@@ -157,7 +159,7 @@ class ModelConfig:
 
     @property
     def explicit(self) -> "ModelConfig":
-        """Same shape, with settings that default to other settings filled in."""
+        """Same shape, with the default of settings that are None filled in from other settings."""
         return replace(self, num_kv_heads=self.kv_heads, head_dim=self.channels, expert_dim=self.expert_width)
 
     @property
@@ -233,7 +235,7 @@ _HUB = {
 
 
 def _tiny(model: ModelConfig) -> ModelConfig:
-    """Returns a tiny shape of the same architecture for tests and laptops, with the tokenizer's vocabulary."""
+    """Returns a tiny shape of the same architecture, with the tokenizer's vocabulary, for tests and laptops."""
     return replace(
         model,
         num_layers=4,
@@ -256,16 +258,16 @@ MODEL_SIZES: dict[str, ModelConfig] = {
     **_HUB,
     **{f"{name}-tiny": _tiny(model) for name, model in _HUB.items()},
 }
-"""Shapes by name: SYMI's dense sizes 125M, 350M and 760M with sequences of 512 tokens, the demo's, and the hub's. In
-SYMI's sizes every second layer is a mixture of experts, as in DeepSpeed-MoE (the paper does not specify it); in the
-demo every layer is. The gating of the hub's models is in experiments/models."""
+"""Shapes by name: those of SYMI's dense sizes 125M, 350M and 760M with sequences of 512 tokens, of the demo, and of
+models on the hub. In SYMI's sizes every second layer is a mixture of experts, as in DeepSpeed-MoE (the paper does not
+specify it); in the demo every layer is. The gating of the hub's models is in experiments/models."""
 
 
 def model_size(name: str) -> ModelConfig:
     """Looks up a model size by name.
 
     Args:
-        name: such as 'demo', 'gpt-small' or 'olmoe-1b-7b'; the error for an unknown name lists all of them.
+        name: name of a size, such as 'demo', 'gpt-small' or 'olmoe-1b-7b'; the error for an unknown name lists all.
 
     >>> model_size("gpt-small").model_dim
     768

@@ -1,16 +1,16 @@
-"""Cuts of a model's blocks: into stages, and into chunks, which an op works on and workers hold.
+"""Cuts of a model's blocks into stages, and into chunks, on which pipeline ops work and which workers hold.
 
-A stage of a ``Cut`` holds consecutive blocks, any number of them. If all pipelines have the same cut, a chunk is a
-stage. If their cuts differ, the ``Chunks`` are the pieces that no pipeline cuts: every stage of every pipeline is a run
-of chunks. Workers with the same chunks, such as one stage's workers in pipelines with the same cut, have the same
-holding, and so the same arrays.
+A stage of a ``Cut`` has one or more consecutive blocks. If all pipelines have the same cut, a chunk is a stage. If
+their cuts differ, the ``Chunks`` are the pieces that no pipeline cuts: every stage of every pipeline is a sequence of
+consecutive chunks. The set of chunks of a worker is its holding. Workers with the same chunks, such as one stage's
+workers in pipelines with the same cut, have the same holding, and therefore the same arrays.
 
 The arrays of a group of parameters are stacks ``[layer, ...]``, with a layer for every block that has such a module.
-``BlockStacks`` says which block of the model is at which index. All stages, or workers, have stacks of the same length:
-the most blocks of that kind that any of them has. Surplus layers are padding.
+``BlockStacks`` defines which block of the model is at which index. The stacks of all stages, or holdings, have the same
+length: the maximum number of blocks of that kind in any of them. Surplus layers are padding.
 
-B blocks (of the stage or worker that has most), C chunks, D pipelines, P stages or workers, L blocks of a kind, H
-holdings: each the chunks of one worker or several.
+Legend: B maximum blocks of a stage or holding, C chunks, D pipelines, P stages or holdings, L blocks of a kind,
+H holdings.
 """
 
 from abc import ABC, abstractmethod
@@ -27,11 +27,13 @@ _PADDING = -1
 
 
 class BlockStacks(ABC):
-    """Parameter stacks by stage: for the stages in a ``Cut``, or for the holdings in ``Chunks``.
+    """Positions of the model's blocks in the parameter stacks of each stage in a ``Cut``, or holding in ``Chunks``.
+
+    In ``Chunks``, a stage of these methods is a holding.
 
     Attributes:
         moe_layers: True for each block of the model that is a mixture of experts.
-        blocks: the model's block numbers of each stage or holding, in its own order.
+        blocks: numbers of the model's blocks in each stage or holding, in the order of its stacks.
     """
 
     moe_layers: tuple[bool, ...]
@@ -43,24 +45,24 @@ class BlockStacks(ABC):
 
     @cached_property
     def stages(self) -> tuple[tuple[bool, ...], ...]:
-        """True for each block that is a mixture of experts, by stage."""
+        """Patterns of blocks by stage: True for each block that is a mixture of experts."""
         return tuple(tuple(self.moe_layers[block] for block in blocks) for blocks in self.blocks)
 
     @property
     def kinds(self) -> tuple[bool, ...]:
-        """Kinds of block in the model, by whether they mix experts, in sorted order."""
+        """Sorted kinds of blocks in the model; a kind is whether the block is a mixture of experts."""
         return tuple(sorted(set(self.moe_layers)))
 
     def counts(self, is_moe: bool | None = None) -> tuple[int, ...]:
-        """Counts each stage's blocks, either of one kind or all (None)."""
+        """Counts each stage's blocks of a kind, or all of its blocks (None)."""
         return tuple(len(_of_kind(stage, is_moe)) for stage in self.stages)
 
     def stack_size(self, is_moe: bool | None = None) -> int:
-        """Stack length for blocks of a kind, or for all blocks (None): the maximum over stages."""
+        """Returns the stack length for blocks of a kind, or for all blocks (None): the maximum over the stages."""
         return max(self.counts(is_moe))
 
     def model_index(self, is_moe: bool | None = None) -> np.ndarray:
-        """Each layer's index among the model's blocks of a kind, int64[P, layers]; ``_PADDING`` for padding."""
+        """Returns each layer's index among the model's blocks of a kind, int64[P, layers]; ``_PADDING`` for padding."""
         is_kind = [is_moe is None or kind == is_moe for kind in self.moe_layers]
         number = np.cumsum(is_kind) - 1
         table = np.full((len(self.blocks), self.stack_size(is_moe)), _PADDING)
@@ -70,9 +72,9 @@ class BlockStacks(ABC):
         return table
 
     def locations(self, is_moe: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Locations (stage, index in its stack) for the model's blocks of a kind, int64[L] each.
+        """Returns the locations (stage, index in its stack) of the model's blocks of a kind, int64[L] each.
 
-        The inverse of ``model_index``. If several holdings have a block, the first one counts.
+        The inverse of ``model_index``. If several holdings have a block, its location is in the first of them.
         """
         table = self.model_index(is_moe)
         stage, layer = np.nonzero(table != _PADDING)
@@ -89,14 +91,14 @@ class BlockStacks(ABC):
 
     @cached_property
     def stack_index_PB(self) -> np.ndarray:
-        """Each block's index in its stage's stack for its kind, int32; 0 for padding."""
+        """Index of each block in its stage's stack for its kind, int32; 0 for padding."""
         table = np.zeros((len(self.blocks), self.stack_size()), np.int32)
         for stage, pattern in enumerate(self.stages):
             table[stage, : len(pattern)] = [pattern[:block].count(kind) for block, kind in enumerate(pattern)]
         return table
 
     def stage_index(self, is_moe: bool) -> np.ndarray:
-        """Each layer's index among its stage's blocks, for the layers of a kind, int32[P, layers]; 0 for padding."""
+        """Returns each layer's index among its stage's blocks, for one kind, int32[P, layers]; 0 for padding."""
         table = np.zeros((len(self.blocks), self.stack_size(is_moe)), np.int32)
         for stage, pattern in enumerate(self.stages):
             blocks = [block for block, kind in enumerate(pattern) if kind == is_moe]
@@ -105,7 +107,7 @@ class BlockStacks(ABC):
 
     @cached_property
     def joined_index_PB(self) -> np.ndarray:
-        """Each block's index in a stack with the stage's dense blocks first, then its expert blocks, int32."""
+        """Index of each block in the concatenation of its stage's dense stack and expert stack, int32."""
         return (self.stack_index_PB + self.stack_size(False) * self.is_moe_PB).astype(np.int32)
 
     @cached_property
@@ -141,18 +143,18 @@ class Cut(BlockStacks):
 
     @cached_property
     def blocks(self) -> tuple[tuple[int, ...], ...]:
-        """The model's block numbers in each stage."""
+        """Numbers of the model's blocks in each stage."""
         ends = list(accumulate(self.sizes, initial=0))
         return tuple(tuple(range(first, end)) for first, end in pairwise(ends))
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all stages have the same pattern of blocks."""
+        """Whether all stages have the same number and kinds of blocks, in the same order."""
         return len(set(self.stages)) == 1
 
     @property
     def text(self) -> str:
-        """Text form of the cut for messages.
+        """Description of the cut for messages.
 
         >>> Cut((True,) * 8, (4, 4)).text, Cut((True,) * 7, (2, 2, 2, 1)).text
         ('2 stages', '4 stages (2, 2, 2, 1 layers)')
@@ -168,10 +170,10 @@ def make_cut(
 
     Args:
         moe_layers: True for each block of the model that is a mixture of experts.
-        num_stages: P.
-        sizes: number of blocks of each stage, or of each run of blocks; None: equally many.
-        setting: name of the setting, for error messages.
-        num_runs: runs of blocks per stage. The cut then has ``num_stages`` parts for each run.
+        num_stages: number of stages, P.
+        sizes: number of blocks of each stage, or of each run of blocks; None for equally many.
+        setting: name of the setting for ``sizes``, for error messages.
+        num_runs: number of runs of consecutive blocks per stage; the cut has ``num_stages * num_runs`` parts.
 
     Raises:
         SettingError: there are more parts than blocks, a part has no block, or the numbers do not add up.
@@ -199,12 +201,12 @@ def make_cut(
 
 @dataclass(frozen=True)
 class Chunks(BlockStacks):
-    """Chunks of a model and the stages that hold them; its stacks are per holding.
+    """Chunks of a model, and the stage that holds each of them in each pipeline; there is a stack per holding.
 
     Attributes:
         moe_layers: True for each block of the model that is a mixture of experts.
         sizes: number of blocks of each chunk.
-        stage_DC: stage that holds each chunk, by pipeline; a stage whose worker is down may hold none.
+        stage_DC: stage that holds each chunk, by pipeline; a stage whose worker is down may have no chunk.
     """
 
     moe_layers: tuple[bool, ...]
@@ -223,22 +225,22 @@ class Chunks(BlockStacks):
 
     @cached_property
     def stage_DB(self) -> np.ndarray:
-        """Stage that holds each block, by pipeline, int64[D, B]."""
+        """Stage that holds each block of the model, by pipeline, int64[D, number of blocks]."""
         return np.repeat(np.array(self.stage_DC), self.sizes, axis=1)
 
     @property
     def matches_stages(self) -> bool:
-        """Whether every chunk is a stage, in all pipelines."""
+        """Whether every chunk is a whole stage in all pipelines."""
         return all(stage_C == tuple(range(len(self.sizes))) for stage_C in self.stage_DC)
 
     @cached_property
     def is_one_chunk_per_worker(self) -> bool:
-        """Whether every worker holds one chunk."""
+        """Whether every worker holds exactly one chunk."""
         return all(len(chunks) == 1 for chunks in self.worker_chunks)
 
     @cached_property
     def have_neighbours(self) -> bool:
-        """Whether some worker holds two consecutive chunks, so that it sends messages to itself."""
+        """Whether some worker holds two consecutive chunks, and therefore sends messages to itself."""
         return bool((self.holds_HC[:, :-1] & self.holds_HC[:, 1:]).any())
 
     @property
@@ -253,12 +255,12 @@ class Chunks(BlockStacks):
 
     @cached_property
     def worker_chunks(self) -> tuple[tuple[int, ...], ...]:
-        """Each holding's chunks, ascending: the distinct sets that workers hold, in order of first use."""
+        """Chunks of each holding, ascending; holdings are the distinct sets of chunks, in order of first use."""
         workers = product(range(len(self.stage_DC)), range(self.num_stages))
         return tuple(dict.fromkeys(self._chunks(d, p) for d, p in workers))
 
     def holding(self, pipeline: int, stage: int) -> int:
-        """Number of a worker's holding."""
+        """Returns the number of a worker's holding."""
         return self.worker_chunks.index(self._chunks(pipeline, stage))
 
     def _chunks(self, pipeline: int, stage: int) -> tuple[int, ...]:
@@ -266,14 +268,14 @@ class Chunks(BlockStacks):
 
     @cached_property
     def blocks(self) -> tuple[tuple[int, ...], ...]:
-        """The model's block numbers in each holding."""
+        """Numbers of the model's blocks in each holding."""
         ends = list(accumulate(self.sizes, initial=0))
         return tuple(
             tuple(block for c in chunks for block in range(ends[c], ends[c + 1])) for chunks in self.worker_chunks
         )
 
     def first_layers(self, is_moe: bool | None = None) -> np.ndarray:
-        """Stack index for a chunk's first block of a kind, int32[H, C]; 0 where a holding lacks the chunk."""
+        """Returns the stack index of a chunk's first block of a kind, int32[H, C]; 0 if the holding lacks the chunk."""
         counts = self.ops.counts(is_moe)
         table = np.zeros((len(self.worker_chunks), len(self.sizes)), np.int32)
         for holding, chunks in enumerate(self.worker_chunks):

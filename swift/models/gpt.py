@@ -1,6 +1,6 @@
-"""The GPT model: one forward pass, shared by every way of running it.
+"""GPT model: one forward pass, used by parallel runs, the reference model and generation.
 
-The pass consists of three functions, because a pipeline cuts there: ``embed``, ``block`` (one layer; ``stage`` runs
+The pass is divided into three functions where pipelines cut it: ``embed``, ``block`` (one layer; ``stage`` runs
 several) and ``head_loss``. The caller passes in the function that computes a mixture of experts: expert-parallel over
 ranks, or the reference on one device.
 
@@ -30,20 +30,20 @@ from swift.models.vocabulary.lookup import HotRowCache, embed, embedding_gradien
 from swift.models.vocabulary.sharded_loss import sharded_loss_sum
 
 Weights = dict[str, list[Any]]
-"""Module states by group, one for every layer; an expert's state has a leading dim for slots or experts."""
+"""Module states by group, one for each layer; the states of experts have a leading dim for slots or experts."""
 
 StackedWeights = dict[str, Any]
-"""Module states of all layers, stacked by group: ``[layers, ...]``, for experts ``[layers, slots, ...]``."""
+"""Module states by group, stacked over the layers: ``[layers, ...]``, or ``[layers, slots, ...]`` for experts."""
 
 MoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
-"""Function (index of the MoE layer, logits_TE, x_TD, valid_T, its expert state[, bias_E of the router if it has one])
--> (y_TD, aux, load)."""
+"""Function (index of the MoE layer, logits_TE, x_TD, valid_T, the layer's expert state[, bias_E if the router has one])
+-> (y_TD, auxiliary loss, load)."""
 
 _BlockMoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
-"""Same as ``MoeFunction`` for a given block, without the index."""
+"""``MoeFunction`` for a given layer, without its first argument."""
 
 BLOCK_GROUPS: Mapping[bool, tuple[str, ...]] = {False: ("attention", "mlp"), True: ("attention", "router", "expert")}
-"""Groups of a block's modules, by whether the block has experts."""
+"""Groups of a block's modules; the key is whether the block is a mixture of experts."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,18 @@ class GPT:
     """Architecture of a GPT; its parameters are separate, one array ``[layers, experts, size]`` per group.
 
     Attributes:
-        config: sizes of the model.
-        vocab_size: size of the tokenizer's vocabulary, V.
-        num_classes: experts of a mixture, E.
-        kernel: kernel of attention over whole sequences.
-        separator: token that ends a document; documents then do not see each other. None: a document sees earlier ones.
+        config: shape of the model.
+        vocab_size: number of rows of the embedding and columns of the head, V.
+        num_classes: number of experts of a mixture, E.
+        kernel: attention kernel for whole sequences.
+        separator: token that ends a document; positions then see only their own document. None if they see earlier
+            documents of the sequence, too.
         has_slices: whether a stage has slices of all experts, ``[layers, experts, w]``, instead of whole experts in
             slots.
-        head_ranks: expert ranks that share the columns of the head's matrix; 1: the head is whole.
-        embedding_ranks: expert ranks that share the rows of the embedding; 1: the embedding is whole.
-        groups: all modules, by kind.
-        slot_groups: modules as a rank's slots have them, where embedding and head may be shares.
+        head_ranks: number of expert ranks that share the columns of the head's matrix; 1 if the head is whole.
+        embedding_ranks: number of expert ranks that share the rows of the embedding; 1 if the embedding is whole.
+        groups: groups of all modules, by name.
+        slot_groups: same groups with the shapes that a rank's slots have: embedding and head may be shares.
     """
 
     config: ModelConfig
@@ -100,10 +101,10 @@ class GPT:
         return Attention(self.config, self.kernel, rngs) if block is None else block.attention(self.config, rngs)
 
     def flops_per_token(self, top_k: int) -> int:
-        """Computes a token's FLOPs, forward and backward: 6 per matrix weight that the token meets, plus attention.
+        """Computes the FLOPs per token, forward and backward: 6 per matrix weight that it uses, plus attention.
 
-        As in PaLM (arXiv 2204.02311, appendix B), attention counts as if unmasked; recomputation and padding do not
-        count. For a user's own block only the matrices are known.
+        As in PaLM (arXiv 2204.02311, appendix B), attention is counted as if unmasked, and recomputation and padding
+        are not counted. For a user's own block only the matrices are counted.
 
         Args:
             top_k: number of experts that a token is sent to.
@@ -121,7 +122,7 @@ class GPT:
 
     @property
     def head_groups(self) -> tuple[str, ...]:
-        """Groups that logits and loss read."""
+        """Names of the groups that logits and loss are computed from."""
         return ("head", "embedding") if self.config.tied_embeddings else ("head",)
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
@@ -130,7 +131,7 @@ class GPT:
 
     @property
     def parameter_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of the arrays from ``init``, without tracing it, which would create every module at full size."""
+        """Shapes of the arrays from ``init``, without tracing it, which would create all modules in full size."""
         return {name: group.stack_shape for name, group in self.groups.items()}
 
     @property
@@ -155,7 +156,7 @@ class GPT:
         return packed
 
     def unpack_stacks(self, packed: Mapping[str, jax.Array]) -> StackedWeights:
-        """Unpacks ``[layers, slots, size]`` for each group into stacks for a loop over layers; slices stay packed."""
+        """Unpacks ``[layers, slots, size]`` of each group into stacks for a loop over layers; slices stay packed."""
 
         def unpacked(name: str, group: Group) -> Any:
             if group.is_expert:
@@ -179,7 +180,10 @@ class GPT:
         position_BT: jax.Array | None = None,
         copies: HotRowCache | None = None,
     ) -> jax.Array:
-        """Embeds int32 tokens, as x_BTD, at given positions; None: counted from 0, per document if separated."""
+        """Embeds int32 tokens as x_BTD.
+
+        If no positions are given, they are counted from 0, in each document if documents are separated.
+        """
         position_BT = self._positions(tokens_BT) if position_BT is None else position_BT
         group, state = self.slot_groups["embedding"], weights["embedding"][0]
         return embed(group, state, copies, tokens_BT, position_BT, self.embedding_ranks)
@@ -187,24 +191,24 @@ class GPT:
     def embedding_gradient(
         self, weights: Weights, tokens_BT: jax.Array, copies: HotRowCache | None, d_x_BTD: jax.Array, wire: DTypeLike
     ) -> tuple[Any, jax.Array]:
-        """Computes the gradients for the embedding's state and for hot-row copies, given the gradient of x_BTD."""
+        """Computes the gradients of the embedding's state and of hot-row copies, given the gradient of x_BTD."""
         group, state, position_BT = self.slot_groups["embedding"], weights["embedding"][0], self._positions(tokens_BT)
         return embedding_gradient(group, state, copies, tokens_BT, position_BT, d_x_BTD, self.embedding_ranks, wire)
 
     def _positions(self, tokens_BT: jax.Array) -> jax.Array | None:
-        """Positions that restart with each document, int32[B, T]; None if positions simply count from 0."""
+        """Returns positions that restart in each document, int32[B, T], or None if they are simply counted from 0."""
         document_BT = self.documents(tokens_BT)
         return None if document_BT is None or self.config.positions != "learned" else positions_within(document_BT)
 
     def documents(self, tokens_BT: jax.Array) -> jax.Array | None:
-        """Numbers the documents of each sequence, int32[B, T]; None if documents are not separated."""
+        """Returns the document number of each position, int32[B, T], or None if documents are not separated."""
         if self.separator is None:
             return None
         ends_BT = (tokens_BT == self.separator).astype(jnp.int32)
         return jnp.cumsum(ends_BT, axis=1, dtype=jnp.int32) - ends_BT
 
     def layers(self, weights: Weights, pattern: Sequence[bool]) -> list[dict[str, Any]]:
-        """Returns each layer's weights by group; the pattern says which layers are mixtures of experts."""
+        """Returns each layer's weights by group; the pattern is True for each layer that is a mixture of experts."""
         layers, counts = [], {True: 0, False: 0}
         for layer, is_moe in enumerate(pattern):
             index = counts[is_moe]
@@ -255,15 +259,16 @@ class GPT:
         """Runs one block: attention, then a dense network or a mixture of experts.
 
         Args:
-            weights: state of each of the block's modules, by group; ``BLOCK_GROUPS`` lists the groups of its kind.
+            weights: states of the block's modules, by group; ``BLOCK_GROUPS`` lists the groups of each kind of block.
             x_BTD: residual stream.
             valid_BT: False for padding.
             moe: function that computes a mixture of experts.
             document_BT: see ``documents``.
-            wrap_attention: transformation of attention as a function of arrays, such as ``jax.checkpoint``, or None.
+            wrap_attention: transformation to apply to attention as a function of arrays, such as ``jax.checkpoint``;
+                None for none.
 
         Returns:
-            (x_BTD, auxiliary loss, load of the experts or None).
+            (x_BTD, auxiliary loss, load of the experts, or None for a dense block).
         """
 
         def attention(state: Any, x_BTD: jax.Array, document_BT: jax.Array | None) -> jax.Array:
@@ -276,7 +281,7 @@ class GPT:
     def feed_forward(
         self, weights: Mapping[str, Any], x_BTD: jax.Array, valid_BT: jax.Array, moe: _BlockMoeFunction
     ) -> tuple[jax.Array, jax.Array, Load | None]:
-        """Runs the part of a block that follows attention; see ``block`` for arguments and result."""
+        """Runs the part of a block after attention; see ``block`` for arguments and result."""
         if "mlp" in weights:
             no_aux = jnp.zeros((), jnp.promote_types(x_BTD.dtype, jnp.float32))
             return x_BTD + self.groups["mlp"].module(weights["mlp"])(x_BTD), no_aux, None
@@ -293,16 +298,16 @@ class GPT:
         return head(x_BTD, kernel_DV)
 
     def _head(self, weights: Weights) -> tuple[Head, jax.Array]:
-        """Returns the head's (module, matrix), from the weights of ``head_groups``."""
+        """Returns (module of the head, its matrix), from the weights of ``head_groups``."""
         head = self.groups["head"].module(weights["head"][0])
         if not self.config.tied_embeddings:
             return head, head.out.kernel[...]
         return head, self.groups["embedding"].module(weights["embedding"][0]).token_VD[...].T
 
     def head_loss(self, weights: Weights, x_BTD: jax.Array, labels_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
-        """Sums the valid tokens' cross-entropies, in nats; only a chunk of the logits is in memory at a time.
+        """Sums the valid tokens' cross-entropies, in nats; only one chunk of the logits is in memory at a time.
 
-        With a sharded head, ``weights`` has this rank's columns, and all ranks must have equally many tokens.
+        With a sharded head, ``weights`` has only this rank's columns, and all ranks must have equally many tokens.
         """
         head, kernel_DV = self._head(weights)
         x_RD = head.norm(x_BTD).reshape(labels_BT.size, -1)

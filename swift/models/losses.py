@@ -1,8 +1,8 @@
 """Token loss under a head, without all logits in memory at once.
 
 The forward pass scores a chunk of tokens and immediately computes the chunk's loss and, under differentiation, the
-gradients of its tokens and of the head; the backward pass only scales these. So the number of matmuls is the same as
-with all logits, three, and none is repeated.
+gradients with respect to its tokens and the head; the backward pass only scales these. Thus there are three matmuls, as
+with all logits in memory, and none is repeated.
 
 Legend: R tokens, C chunks, D model dim, V vocabulary.
 """
@@ -17,22 +17,22 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from swift.models.modules import at_least_float32
 
 LOGITS_AT_ONCE = 2**25
-"""Logits of a chunk: 128 MiB in float32."""
+"""Maximum number of logits of a chunk: 128 MiB in float32."""
 LEAST_AT_ONCE = 512
-"""Minimum tokens of a chunk under a whole head: with fewer, reading the head and accumulating its gradient for every
-chunk takes longer than its matmuls."""
+"""Minimum tokens of a chunk under a whole head: with fewer, reading the head and accumulating its gradient takes longer
+than the matmuls of the chunk."""
 
 
 def tokens_per_block(num_tokens: int, vocab_size: int, least: int = 1) -> int:
-    """Chooses a chunk's tokens: all of them, if their logits are few enough.
+    """Chooses the number of tokens of a chunk: all tokens if their logits fit, otherwise a power of two.
 
-    Otherwise a power of two, which divides most numbers of tokens: padding is computed, and 7 chunks of 667 tokens fit
-    into no tile of a TPU.
+    A power of two divides most numbers of tokens, so that no work is spent on padding, and suits the tiles of a TPU,
+    unlike 7 chunks of 667 tokens.
 
     Args:
         num_tokens: number of tokens.
-        vocab_size: logits per token.
-        least: minimum tokens of a chunk, even if their logits exceed ``LOGITS_AT_ONCE``.
+        vocab_size: number of logits per token.
+        least: minimum number of tokens of a chunk, even if their logits exceed ``LOGITS_AT_ONCE``.
     """
     most = max(least, LOGITS_AT_ONCE // vocab_size)
     return num_tokens if num_tokens <= most else 1 << (most.bit_length() - 1)

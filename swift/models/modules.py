@@ -1,12 +1,12 @@
-"""Flax NNX modules of a decoder other than attention, and their parts: pre-norm, no biases in the matrices.
+"""Flax NNX modules of a decoder other than attention, and their parts: pre-norm, linear layers without bias.
 
 Parameters and activations have the compute dtype; norms, softmaxes and the loss are at least float32.
 
 The gradient of a table sums the rows of each token (``sum_rows``). Rows are sorted by index, and runs of equal indices
-are added up in pairs, pairs of pairs, and so on: an order that follows from the indices alone. So the sums are
+are summed in pairs, pairs of pairs, and so on: an order that depends only on the indices. The sums are therefore
 bit-identical in every run of a program. A scatter-add does not guarantee this, since its order is undefined on GPU.
 
-Legend: B sequences, T positions, D model dim, V vocabulary or sums, E experts, R rows.
+Legend: B sequences, T positions, D model dim, V vocabulary size or number of sums, E experts, R rows.
 """
 
 from collections.abc import Callable
@@ -26,20 +26,20 @@ from swift.models.parameters import Normal
 _INIT_STD = 0.02  # GPT-2's
 
 ONE_HOT_AT_ONCE = 2**20
-"""Upper limit of one-hot entries; above it, sums by sorting take less time on a CPU, a sixtieth for 2,048 x 8,192. Not
-measured on accelerators."""
+"""Maximum number of one-hot entries. Above it, sums by sorting take less time on a CPU: a sixtieth for 2,048 x 8,192.
+Not measured on accelerators."""
 
 _RowsOf = Callable[[jax.Array, jax.Array], jax.Array]
-"""Function (table, tokens_BT) -> the tokens' rows, x_BTD."""
+"""Function (table, tokens_BT) -> rows of the tokens, x_BTD."""
 
 
 def linear(rngs: nnx.Rngs, dim_in: int, dim_out: int, std: float = _INIT_STD) -> nnx.Linear:
-    """Creates a matrix without a bias."""
+    """Creates a linear layer without a bias."""
     return nnx.Linear(dim_in, dim_out, use_bias=False, kernel_init=Normal(std), rngs=rngs)
 
 
 def make_norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
-    """Creates the norm before attention, a network or a router."""
+    """Creates a norm of the configured kind for the residual stream."""
     if config.norm == "rmsnorm":
         return rms_norm(config, rngs, config.model_dim)
     return nnx.LayerNorm(config.model_dim, epsilon=config.norm_epsilon, use_fast_variance=False, rngs=rngs)
@@ -51,7 +51,7 @@ def rms_norm(config: ModelConfig, rngs: nnx.Rngs, dim: int) -> nnx.RMSNorm:
 
 
 def residual_std(config: ModelConfig) -> float:
-    """Standard deviation for matrices that write to the residual stream, scaled down by the root of their number."""
+    """Returns the initial std of matrices that write to the residual stream, divided by the root of their number."""
     return _INIT_STD / (2 * config.num_layers) ** 0.5
 
 
@@ -64,9 +64,9 @@ def at_least_float32(dtype: DTypeLike) -> DTypeLike:
 def look_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """Looks up rows of a table, ``table[tokens]``.
 
-    Autodiff's gradient is a scatter-add in the table's dtype: the bfloat16 sum of a frequent token stops growing, and
-    the order is undefined on GPU. Here a token's rows are summed in at least float32: by a matmul with the one-hot
-    tokens, or in token order if that matmul were large, which would take as long as the head.
+    Autodiff's gradient is a scatter-add in the table's dtype: in bfloat16 the sum of a frequent token stops growing,
+    and on GPU the order is undefined. Here a token's rows are summed in at least float32, by a matmul with the one-hot
+    tokens or, where this matmul would be too large, by ``sum_rows``.
     """
     return table_VD[tokens_BT]
 
@@ -81,8 +81,8 @@ def _look_up_backward(residuals: tuple[jax.Array, jax.Array], dy_BTD: jax.Array)
         rows_RD = dy_BTD.reshape(tokens_BT.size, -1)
         return sum_rows(rows_RD, tokens_BT.reshape(-1), len(table_VD), wide).astype(table_VD.dtype), None
     is_token_BTV = jax.nn.one_hot(tokens_BT, table_VD.shape[0], dtype=dy_BTD.dtype)
-    # By default a TPU rounds float32 factors to bfloat16 and a GPU to TensorFloat-32, which only the one-hot factor
-    # survives.
+    # By default a TPU rounds float32 factors to bfloat16 and a GPU to TensorFloat-32, which is exact only for the
+    # one-hot factor.
     sums_VD = jnp.einsum("btv,btd->vd", is_token_BTV, dy_BTD, precision="highest", preferred_element_type=wide)
     return sums_VD.astype(table_VD.dtype), None
 
@@ -93,12 +93,12 @@ look_up.defvjp(_look_up_forward, _look_up_backward)
 def sum_rows(
     rows_RD: Float[Array, "R D"], index_R: Int[Array, " R"], num_sums: int, dtype: DTypeLike
 ) -> Float[Array, "V D"]:
-    """Sums the rows of each index, in an order that depends on the indices alone.
+    """Sums the rows that have the same index, in an order that depends only on the indices.
 
     Args:
-        rows_RD: rows.
-        index_R: int32, the sum that each row belongs to.
-        num_sums: V.
+        rows_RD: rows to sum.
+        index_R: int32, index of the sum that each row belongs to.
+        num_sums: number of sums, V.
         dtype: dtype of the sums, at least as wide as the rows' dtype.
     """
     order_R = jnp.argsort(index_R, stable=True)
@@ -111,8 +111,8 @@ def sum_rows(
         return has_begun | begins, jnp.where(begins[:, None], sums, sums_before + sums)
 
     _, sums_RD = lax.associative_scan(joined, (begins_R, ordered_RD))
-    # The last row of a run holds its sum. All other rows get distinct indices beyond the table and are dropped, which
-    # keeps the promise of ``unique_indices``.
+    # The last row of a run holds its sum. All other rows get distinct indices beyond the table, as ``unique_indices``
+    # requires, and are dropped.
     beyond_R = num_sums + jnp.arange(len(index_R), dtype=sorted_R.dtype)
     none_VD = jnp.zeros((num_sums, rows_RD.shape[1]), dtype)
     return none_VD.at[jnp.where(ends_R, sorted_R, beyond_R)].set(sums_RD, mode="drop", unique_indices=True)
@@ -126,7 +126,7 @@ def positions_within(document_BT: jax.Array) -> jax.Array:
 
 
 class Embedding(nnx.Module):
-    """Token embeddings, plus position embeddings if positions are learned."""
+    """Token embeddings, to which position embeddings are added if positions are learned."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
         # nnx.Embed would convert float64 and bfloat16 tables to float32.
@@ -142,7 +142,10 @@ class Embedding(nnx.Module):
         position_BT: jax.Array | None = None,
         rows_of: _RowsOf = look_up,
     ) -> jax.Array:
-        """Embeds int32 tokens, as x_BTD, at given positions or from 0 on; ``rows_of`` looks up the tokens' rows."""
+        """Embeds int32 tokens as x_BTD, at the given positions or at positions counted from 0.
+
+        ``rows_of`` looks up the tokens' rows.
+        """
         x_BTD = rows_of(self.token_VD[...], tokens_BT)
         if not self.has_positions:
             return x_BTD
@@ -153,7 +156,7 @@ class Embedding(nnx.Module):
 
 
 class Expert(nnx.Module):
-    """Feed-forward network. It maps zeros to zeros, so that empty rows of a slot stay zero."""
+    """Feed-forward network; it maps zeros to zeros, so that empty rows of a slot stay zero."""
 
     def __init__(self, config: ModelConfig, width: int, rngs: nnx.Rngs):
         self.up = linear(rngs, config.model_dim, width)
@@ -170,7 +173,7 @@ class Expert(nnx.Module):
 
 
 def make_network(config: ModelConfig, width: int, rngs: nnx.Rngs) -> Any:
-    """Creates an expert, or the network of a dense layer."""
+    """Creates an expert or the network of a dense layer, from the user's block if there is one."""
     return Expert(config, width, rngs) if config.block is None else config.block.network(config, width, rngs)
 
 
@@ -182,7 +185,7 @@ class Mlp(nnx.Module):
         self.ffn = make_network(config, config.ffn_dim, rngs)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        """Computes the update to the residual stream x_BTD."""
+        """Computes the update of the residual stream x_BTD."""
         return self.ffn(self.norm(x_BTD))
 
 
@@ -205,12 +208,12 @@ class Router(nnx.Module):
         return normed, jnp.einsum("btd,de->bte", normed.astype(dtype), self.score.kernel[...].astype(dtype))
 
     def add_shared(self, x_BTD: jax.Array, normed_BTD: jax.Array) -> jax.Array:
-        """Adds the shared experts' outputs for the normed stream."""
+        """Adds the output of the shared experts, if there are any, to the residual stream."""
         return x_BTD + self.shared(normed_BTD) if self.has_shared else x_BTD
 
 
 class Head(nnx.Module):
-    """Final norm and projection to the vocabulary, whose matrix may be the embedding's."""
+    """Final norm and projection to the vocabulary; with tied embeddings the matrix belongs to the embedding."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
         self.norm = make_norm(config, rngs)

@@ -1,4 +1,4 @@
-"""Checks that a user's block works everywhere its modules run, before anything else starts.
+"""Checks a user's block in all the ways in which its modules are used, before anything else starts.
 
 Legend: B sequences, T positions, D model dim, S slots, R rows of a slot.
 """
@@ -17,7 +17,7 @@ _SEQUENCES, _ROWS = 2, 5
 
 
 def check_block(config: ModelConfig) -> None:
-    """Checks the modules of ``ModelConfig.block`` by abstract evaluation, on shapes alone.
+    """Checks the modules of ``ModelConfig.block`` by abstract evaluation, which needs only shapes.
 
     Raises:
         SettingError: a module cannot be created or applied, or has variables other than parameters.
@@ -36,7 +36,7 @@ def check_block(config: ModelConfig) -> None:
     if any(layers):
         expert = _made(block, "network", lambda rngs: block.network(config, config.expert_width, rngs))
         graphdef, state = nnx.split(expert)
-        num_slots = config.model_dim + 1  # not the model dim: contracting rows with the slot dim must fail
+        num_slots = config.model_dim + 1  # differs from the model dim, so that contracting rows with the slot dim fails
         slots = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_slots, *leaf.shape), leaf.dtype), state)
         rows_SRD = jax.ShapeDtypeStruct((num_slots, _ROWS, config.model_dim), jnp.float32)
         slots_text = " of several experts (multiply by weights with matmul(x, weight) alone, not with nnx.Linear)"

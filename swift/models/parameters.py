@@ -1,18 +1,18 @@
 """Parameter groups: all modules of one kind, with parameters packed into flat vectors that the optimizer can slice.
 
 A group is all modules of one kind, such as attention or the experts. Its parameters are one array
-``[layers, experts, size]``: every layer that has such a module, every expert (one for dense modules), and ``size``
-numbers for each.
+``[layers, experts, size]``: for every layer that has such a module and every expert (one for dense modules), a vector
+of ``size`` numbers.
 
-Initial parameters equal the modules' initializers bit for bit, but are drawn by a program that contains a draw only
-once. XLA takes a second to compile a draw of normal numbers, and a model has one for every shape of a matrix. So a
-model's draws are listed first, by creating its modules with a stand-in for keys, and then run as one loop over equal
-pieces. With JAX's partitionable Threefry, a number depends on its key and its position only.
+Initial parameters are bit-identical to what the modules' initializers draw, but come from a program that contains only
+one draw. XLA takes a second to compile a draw of normal numbers, and a model has one for every shape of a matrix.
+Therefore a model's draws are first listed, by creating its modules with stand-ins for keys, and then run as one loop
+over equal pieces. With JAX's partitionable Threefry, a number depends only on its key and its position.
 
-On a TPU matrices are copied to and from flat vectors a few rows at a time. A TPU stores the last two dims of an array
-in tiles, so a reshape between ``[size]`` and ``[rows, columns]`` moves every number. Its compiler (libtpu 0.0.42) has
-no loop for that: 8 matrices of 2,048 x 1,024 became 1.2 million instructions, a minute to compile, and a stage has
-hundreds of matrices. A loop has the instructions of one piece.
+On a TPU, matrices are copied to and from flat vectors a few rows at a time. A TPU stores the last two dims of an array
+in tiles, so a reshape between ``[size]`` and ``[rows, columns]`` moves every number. Its compiler (libtpu 0.0.42)
+generates no loop for that: 8 matrices of 2,048 x 1,024 became 1.2 million instructions and took a minute to compile,
+and a stage has hundreds of matrices. An explicit loop has only the instructions of one piece.
 """
 
 import math
@@ -30,17 +30,17 @@ from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
 _SMALLEST_PIECE, _LARGEST_PIECE, _NUM_PIECES = 2**10, 2**20, 2**10
-"""Limits for the numbers drawn at once (minimum, maximum), and the piece count between these limits."""
+"""Minimum and maximum of the numbers drawn at once, and the number of pieces if their size is within these limits."""
 
 _PERIOD = 4093
-"""Period of the stand-ins for a draw's numbers: a prime, so that a transposed matrix has other values."""
+"""Period of the stand-ins for a draw's numbers: a prime, so that transposing a matrix changes its values."""
 
 _COPIED_AT_ONCE = 1 << 18
-"""Upper limit of the numbers copied at once, except for longer rows: half a second to compile, and the copy takes
-longer than its start-up."""
+"""Maximum of the numbers copied at once, unless a single row is longer. At this size a copy compiles in half a second,
+and takes longer than its start-up."""
 
 _Part: TypeAlias = tuple[tuple[jax.Array | int, ...], tuple[int, ...]]
-"""Start index and shape of an array's part."""
+"""Start index and shape of a part of an array."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Draw:
     """Draw of normal numbers by an initializer.
 
     Attributes:
-        number: number of its key among the keys that the module takes.
+        number: index of its key among the keys that the module takes.
         std: standard deviation.
         dtype: dtype of the numbers.
     """
@@ -98,19 +98,20 @@ class Group:
 
     @property
     def sizes(self) -> list[int]:
-        """Value count for each parameter of a module."""
+        """Size of each parameter of a module."""
         return [math.prod(shape) for shape in self._template.shapes]
 
     @property
     def size(self) -> int:
-        """Parameters of one module, W."""
+        """Number of parameters of one module, W."""
         return sum(self.sizes)
 
     def in_matrix(self, position_w: jax.Array) -> jax.Array:
         """Whether the parameter at each position of a module's vector belongs to a matrix, bool[w].
 
         Args:
-            position_w: positions, int32; a value that has wrapped around counts as its unsigned value, up to 2^32.
+            position_w: positions, int32; a value that has wrapped around is read as unsigned, so positions may be up to
+                2^32.
         """
         ends = np.cumsum([math.prod(shape) for shape in self._template.shapes])
         is_matrix_i = np.array([len(shape) > 1 for shape in self._template.shapes] + [False])  # the last is padding
@@ -118,7 +119,7 @@ class Group:
         return jnp.asarray(is_matrix_i)[nth_w]
 
     def span(self, name: str) -> tuple[int, int]:
-        """Range of a parameter in a module's vector: its first position, and the position after its last."""
+        """Returns a parameter's range in a module's vector: its first position, and the position after its last."""
         names = jax.tree_util.tree_leaves_with_path(self._template.treedef.unflatten(range(len(self.sizes))))
         index = next(index for path, index in names if jax.tree_util.DictKey(name) in path)
         start = sum(self.sizes[:index])
@@ -131,13 +132,13 @@ class Group:
 
     @property
     def stack_shape(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of all modules' parameters, ``[layers, experts, size]``, without computing any value."""
+        """Shape and dtype of all modules' parameters, ``[layers, experts, size]``; no value is computed."""
         vector = jax.eval_shape(self.draw, root_key(0))
         return jax.ShapeDtypeStruct((self.num_layers, self.num_classes, *vector.shape), vector.dtype)
 
     @cached_property
     def initial_values(self) -> tuple[_Draw | np.ndarray, ...] | None:
-        """Initial value for each parameter in a module: a draw of normal numbers or a constant; None: see ``draw``."""
+        """Initial value of each parameter in a module: a normal draw or a constant; None if only ``draw`` works."""
         with jax.ensure_compile_time_eval():  # this property may be first read while a program is traced
             return list_draws(lambda rngs: self._template.treedef.flatten_up_to(nnx.state(self.create(rngs))))
 
@@ -161,13 +162,13 @@ class Group:
         return jax.tree.unflatten(self._template.treedef, leaves)
 
     def pack_stack(self, state: Any) -> jax.Array:
-        """Packs like ``pack``; on TPUs a few rows at a time, as long as positions fit into 32 bits."""
+        """Packs like ``pack``; on TPUs a few rows at a time if positions fit into 32 bits."""
         if self.size >= 1 << 31:
             return self.pack(state)
         return jax.lax.platform_dependent(state, tpu=self._template.pack_by_rows, default=self.pack)
 
     def unpack_stack(self, vectors: jax.Array) -> Any:
-        """Unpacks like ``unpack``; on TPUs a few rows at a time, as long as positions fit into 32 bits."""
+        """Unpacks like ``unpack``; on TPUs a few rows at a time if positions fit into 32 bits."""
         if self.size >= 1 << 31:
             return self.unpack(vectors)
         return jax.lax.platform_dependent(vectors, tpu=self._template.unpack_by_rows, default=self.unpack)
@@ -182,14 +183,14 @@ def draw_parameters(groups: Mapping[str, Group], key: jax.Array) -> dict[str, ja
 
     Args:
         groups: groups of parameters by name.
-        key: a key from ``root_key``.
+        key: random key from ``root_key``.
     """
-    with jax.threefry_partitionable(True):  # whatever JAX's default: a seed must give the same parameters
+    with jax.threefry_partitionable(True):  # a seed must give the same parameters regardless of JAX's default
         return _drawn(groups, key)
 
 
 def root_key(seed: int) -> jax.Array:
-    """Returns a seed's random key, always of Threefry, whose numbers ``_draw_all`` computes itself."""
+    """Returns the random key of a seed, always for Threefry, whose numbers ``_draw_all`` computes itself."""
     return jax.random.key(seed, impl="threefry2x32")
 
 
@@ -223,7 +224,7 @@ def _drawn(groups: Mapping[str, Group], key: jax.Array) -> dict[str, jax.Array]:
 def _numbers(
     groups: Mapping[str, Group], draws: Mapping[tuple[str, int], tuple[_Draw, jax.Array]]
 ) -> dict[tuple[str, int], jax.Array]:
-    """Computes all draws, given their modules' keys ``[layers, experts]``; one dtype at a time."""
+    """Computes all draws, given the keys ``[layers, experts]`` of their modules; runs one loop per dtype."""
     keys = jnp.concatenate([keys_LE.reshape(-1) for _, keys_LE in draws.values()])
     numbers_K = np.concatenate([np.full(keys_LE.size, draw.number) for draw, keys_LE in draws.values()])
     folded = jax.vmap(jax.random.fold_in)(keys, numbers_K.astype(np.uint32))
@@ -248,7 +249,7 @@ def _draw_all(
 
     Args:
         keys: arrays of keys.
-        sizes: numbers to draw with each key of an array.
+        sizes: for each array, how many numbers to draw with each of its keys.
         stds: standard deviation of each array's numbers.
         dtype: float32 or float64.
 
@@ -284,7 +285,7 @@ def _draw_all(
 def _normals(key_2: jax.Array, start: jax.Array, count: int, dtype: np.dtype) -> jax.Array:
     """Computes ``erf_inv`` of the uniform numbers that ``jax.random.normal`` draws with a key, from ``start`` on."""
     low = start + jnp.arange(count, dtype=jnp.uint32)
-    # JAX's partitionable Threefry: the counter of a number is its position, here below 2^32, as (high, low) words.
+    # In JAX's partitionable Threefry, the counter of a number is its position, here below 2^32, as (high, low) words.
     first, second = threefry_2x32(key_2, jnp.concatenate([jnp.zeros_like(low), low])).reshape(2, count)
     bits = first ^ second
     if dtype == np.float64:
@@ -299,7 +300,7 @@ def _normals(key_2: jax.Array, start: jax.Array, count: int, dtype: np.dtype) ->
 
 @dataclass(frozen=True)
 class Normal:
-    """Initializer of normal numbers with mean 0.
+    """Initializer that draws normal numbers with mean 0.
 
     Attributes:
         std: standard deviation.
@@ -312,7 +313,7 @@ class Normal:
         dtype = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
         if isinstance(key, _ListedKey):
             return key.owner.add(_Draw(key.number, self.std, dtype), shape)
-        # ``jax.random.normal`` times ``std``, with the constants multiplied first: whether XLA does so depends on its
+        # ``jax.random.normal`` times ``std``, with the constants multiplied first. Whether XLA does so depends on its
         # version, and a seed must give the same parameters with every version.
         lowest = np.nextafter(np.array(-1, dtype), np.array(0, dtype), dtype=dtype)
         uniform = jax.random.uniform(key, tuple(shape), dtype, lowest, 1)
@@ -321,11 +322,11 @@ class Normal:
 
 @dataclass
 class _DrawList:
-    """Stand-in for the keys of a module under construction, which lists the module's draws.
+    """Stand-in for the random keys of a module under construction; it lists the module's draws.
 
     Attributes:
         mark: number that distinguishes the two lists of a module.
-        draws: draws so far; the parameter of each is filled with numbers derived from its index in the list.
+        draws: draws so far; each fills its parameter with numbers derived from its index in the list.
     """
 
     mark: int
@@ -343,7 +344,7 @@ class _DrawList:
         return np.resize(self._period(len(self.draws) - 1, draw.dtype), shape)
 
     def found(self, leaf: Any) -> _Draw | np.ndarray:
-        """Returns the draw that filled a parameter unchanged; or the parameter's values, if no draw did."""
+        """Returns the draw whose numbers fill a parameter unchanged, or the parameter's values if there is none."""
         values = np.asarray(leaf).reshape(-1)
         for number, draw in enumerate(self.draws):
             if draw.dtype == values.dtype and _repeats(values, self._period(number, draw.dtype)):
@@ -374,15 +375,15 @@ def list_draws(make: Callable[[Any], Sequence[Any]]) -> tuple[_Draw | np.ndarray
         make: function that creates the module from keys, and returns its parameters.
 
     Returns:
-        The initial value of each parameter. None if some parameter is neither a draw nor a constant: drawn by another
-        kind of initializer, or a draw that was scaled.
+        The initial value of each parameter, or None if some parameter is neither a draw nor a constant, because it is
+        drawn by another kind of initializer or computed from a draw.
     """
     lists = [_DrawList(0), _DrawList(1)]
     try:
         first, second = ([draws.found(leaf) for leaf in make(draws)] for draws in lists)
-    except Exception:  # any kind: user code may need real keys
+    except Exception:  # of any kind: user code may need real keys
         return None
-    # A constant is equal in both runs; a value computed from a draw differs, since the stand-ins do.
+    # A constant is equal in both runs. A value computed from a draw differs, since the stand-ins differ.
     pairs = list(zip(first, second, strict=True))
     alike = all(
         isinstance(b, _Draw) and a == b if isinstance(a, _Draw) else not isinstance(b, _Draw) and np.array_equal(a, b)
@@ -395,8 +396,8 @@ def split_by_rows(vectors: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list
     """Splits vectors ``[*lead, size or more]`` into one array ``[*lead, *shape]`` per shape, in this order.
 
     Args:
-        vectors: flat arrays, one after the other.
-        shapes: shapes of the arrays.
+        vectors: arrays, flattened and concatenated in the last dim.
+        shapes: shape of each array, without ``lead``.
     """
     lead, arrays = vectors.shape[:-1], []
     for pieces in _pieces(lead, shapes):
@@ -422,11 +423,11 @@ def join_by_rows(arrays: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]])
 
 
 class _Pieces(NamedTuple):
-    """Pieces of all arrays with one shape. An array's last piece may overlap the one before.
+    """Pieces of a stack of arrays of the same shape; an array's last piece may overlap the one before.
 
     Attributes:
         lead: dims of the stack of arrays.
-        start: position of the array in its vector.
+        start: position at which an array starts in its vector.
         shape: shape of an array.
     """
 
@@ -436,27 +437,27 @@ class _Pieces(NamedTuple):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether the array has rows to loop over; vectors and empty arrays need no loop."""
+        """Whether the arrays have rows to loop over; vectors and empty arrays need no loop."""
         return len(self.shape) > 1 and 0 not in self.shape
 
     @property
     def size(self) -> int:
-        """Numbers of an array."""
+        """Number of elements of an array."""
         return math.prod(self.shape)
 
     @property
     def end(self) -> int:
-        """Position after the array in its vector."""
+        """Position after the end of an array in its vector."""
         return self.start + self.size
 
     @property
     def row_size(self) -> int:
-        """Numbers of a row."""
+        """Number of elements of a row."""
         return math.prod(self.shape[1:])
 
     @property
     def rows(self) -> int:
-        """Rows of a piece."""
+        """Number of rows of a piece."""
         return min(self.shape[0], max(1, _COPIED_AT_ONCE // self.row_size))
 
     @property
@@ -465,18 +466,18 @@ class _Pieces(NamedTuple):
         return -(-self.shape[0] // self.rows)
 
     def in_array(self, index: jax.Array) -> _Part:
-        """Location of the nth piece in the arrays."""
+        """Returns the location of the piece with an index in the arrays."""
         at, row = self._place(index)
         inner = self.shape[1:]
         return (*at, row, *(0 for _ in inner)), (*(1 for _ in at), self.rows, *inner)
 
     def in_vectors(self, index: jax.Array) -> _Part:
-        """Location of the nth piece in the vectors."""
+        """Returns the location of the piece with an index in the vectors."""
         at, row = self._place(index)
         return (*at, self.start + row * self.row_size), (*(1 for _ in at), self.rows * self.row_size)
 
     def _place(self, index: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """Returns the index of the array with the nth piece, and the piece's first row."""
+        """Returns (index in the stack of the array that has the piece, first row of the piece)."""
         row = jnp.minimum(index % self.pieces_per_array * self.rows, self.shape[0] - self.rows)
         return jnp.unravel_index(index // self.pieces_per_array, self.lead) if self.lead else (), row
 

@@ -1,4 +1,4 @@
-"""Single-device reference model: the oracle for parallel runs, and the form of an exported model.
+"""Single-device reference model: the oracle for parallel runs, and the computation of exported models.
 
 Legend: B sequences, T positions, D model dim, V vocabulary, E experts, N ranks, S slots.
 """
@@ -23,14 +23,14 @@ def plain_sums(
     labels_BT: jax.Array,
     valid_BT: jax.Array,
 ) -> tuple[jax.Array, jax.Array, list[Load]]:
-    """Runs a whole micro-batch on one device, dropping the same tokens as the ranks would.
+    """Computes loss and loads of a whole micro-batch on one device, dropping the same tokens as the ranks would.
 
     Args:
         gpt: architecture of the model.
         experts: settings of the experts.
         weights: weights of whole experts: ``gpt.unpack`` of ``[layers, experts, size]``.
         placement_LNS: int32, the expert in every slot of every rank.
-        inputs_BT: int32, input tokens, rank 0's first.
+        inputs_BT: int32, input tokens of all ranks, in rank order.
         labels_BT: int32, tokens to predict.
         valid_BT: False for padding.
 
@@ -49,7 +49,7 @@ def plain_sums(
 
 
 def plain_logits(gpt: GPT, experts: ExpertConfig, weights: Weights, tokens_BT: jax.Array) -> jax.Array:
-    """Computes logits_BTV as at inference: every token is served by the experts that it is routed to."""
+    """Computes logits_BTV as at inference, where every token is served by all experts that it is routed to."""
     moe, valid_BT = dropless(gpt, experts), jnp.ones(tokens_BT.shape, bool)
     x_BTD, documents_BT = gpt.embed(weights, tokens_BT), gpt.documents(tokens_BT)
     x_BTD, _, _ = gpt.stage(weights, gpt.config.moe_layers, x_BTD, valid_BT, moe, documents_BT)
@@ -57,7 +57,7 @@ def plain_logits(gpt: GPT, experts: ExpertConfig, weights: Weights, tokens_BT: j
 
 
 def dropless(gpt: GPT, experts: ExpertConfig) -> MoeFunction:
-    """Returns the function of a mixture that serves every token; its loads are zeros."""
+    """Returns the function that computes a mixture of experts without dropping tokens; its loads are zeros."""
     none = jnp.zeros(experts.num_classes, jnp.int32)
 
     def moe(layer: int, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:

@@ -15,18 +15,19 @@ from jaxtyping import Array, Float, Int
 RopeScaling: TypeAlias = Literal["none", "linear", "yarn"]
 
 _FAST, _SLOW = 32, 1
-"""YaRN's bounds, in rotations over the original length: pairs above _FAST stay, pairs below _SLOW are stretched."""
+"""YaRN's bounds, in rotations over the original length: pairs above ``_FAST`` keep their wavelengths, those of pairs
+below ``_SLOW`` are stretched."""
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Wavelengths of the rotations.
+    """Rotary position embedding with given wavelengths.
 
     Attributes:
         channels: channels of a head, C.
         theta: base of the wavelengths.
-        scaling: kind of stretching.
-        factor: factor of the stretching.
+        scaling: which wavelengths are stretched: ``none``, all (``linear``), or the long ones (``yarn``).
+        factor: factor by which they are stretched.
         length: sequence length of the original training, for ``yarn``.
     """
 
@@ -49,11 +50,11 @@ class Rope:
 
     @property
     def magnitude(self) -> float:
-        """Factor of rotated queries and keys, with which YaRN sharpens attention."""
+        """Factor by which rotated queries and keys are multiplied; with YaRN it sharpens attention."""
         return 0.1 * math.log(self.factor) + 1 if self.scaling == "yarn" else 1.0
 
     def _kept_share_F(self) -> np.ndarray:
-        """Returns 1 for pairs whose frequency stays, 0 for stretched pairs, and a ramp between them."""
+        """Returns 1 for pairs that keep their frequency, 0 for stretched pairs, and a linear ramp between them."""
 
         def pair(rotations: float) -> float:
             """Returns the (fractional) pair that makes this many rotations over the original length."""
@@ -61,7 +62,7 @@ class Rope:
             return self.channels * math.log(ratio) / (2 * math.log(self.theta))
 
         low, high = max(math.floor(pair(_FAST)), 0), min(math.ceil(pair(_SLOW)), self.channels - 1)
-        # If one bound has passed the other, the ramp falls, as in the code of the paper's authors.
+        # If ``low`` exceeds ``high``, the ramp is descending, as in the code of the paper's authors.
         ramp_F = (np.arange(self.channels // 2) - low) / (high - low or 0.001)
         return 1 - np.clip(ramp_F, 0, 1)
 
@@ -70,8 +71,8 @@ class Rope:
         wide = jnp.promote_types(x_BTHC.dtype, jnp.float32)
         frequencies_111F = jnp.asarray(self.frequencies_F, wide)[None, None, None]
         angles_BT1F = jnp.asarray(position_BT)[..., None, None].astype(wide) * frequencies_111F
-        # Without the barrier XLA recomputes the angles for each head, in fusions that take the TPU compiler seconds
-        # each.
+        # Without the barrier XLA recomputes the angles for each head, in fusions each of which takes the TPU compiler
+        # seconds.
         cos, sin = lax.optimization_barrier([self.magnitude * function(angles_BT1F) for function in (jnp.cos, jnp.sin)])
         first, second = jnp.split(x_BTHC.astype(wide), 2, axis=-1)
         rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

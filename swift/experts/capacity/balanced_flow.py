@@ -1,16 +1,16 @@
 """Balanced flow: divides each expert's tokens over its slots so that the fullest rank gets as few tokens as possible.
 
-This linear program is solved as an integer flow, up to a tolerance far below what matters. A *level* is a lower bound
-of the largest load, at first the mean load of the ranks. Ranks above it pass tokens along shortest paths to ranks with
-room below it: from a slot to its expert, and from there to another rank's slot that holds the expert (Dinic's
-algorithm; paths of large amounts first). If some rank finds no path, the tokens of all ranks that it can reach have no
-way out. The mean load of these ranks is then a larger lower bound: the next level.
+This linear program is solved as an integer flow, up to a negligible tolerance. A *level* is a lower bound of the
+largest load, initially the mean load of the ranks. Ranks above it pass tokens along shortest paths to ranks with room
+below it: from a slot to its expert, and from there to another rank's slot that holds the expert (Dinic's algorithm;
+paths that carry large amounts come first). If some rank has no path, the tokens of all ranks that it can reach have to
+stay on these ranks. Their mean load is then a larger lower bound: the next level.
 
-With the fullest rank as empty as possible, others may still have more tokens than rows. ``shift_overflow`` moves this
-excess in the same way until no path is left: then no split would serve more tokens.
+Even when the load of the fullest rank is minimal, several ranks may have more tokens than rows. ``shift_overflow``
+moves this excess in the same way until no path is left: then no split would serve more tokens.
 
-The work is sums over the slots of a rank, and over the slots of an expert. All ranks compute the same result, because
-integer arithmetic is exact however a compiler fuses it.
+The computation consists of sums over the slots of a rank and over the slots of an expert. All ranks compute the same
+result, because integer arithmetic is exact no matter how a compiler fuses it.
 
 Legend: E experts, N ranks, S slots of a rank, M = N * S slots.
 """
@@ -23,11 +23,11 @@ from jax import lax
 from jaxtyping import Array, Int
 
 _FAR = 1 << 20  # larger than any distance
-_MOST_STEPS = 4096  # uneven loads take about 10 steps, and at most 50 were seen
+_MOST_STEPS = 4096  # uneven loads take about 10 steps; the maximum observed is 50
 
 
 class ReplicaMap(NamedTuple):
-    """All ranks' slots, indexed by expert."""
+    """Index from experts to the slots of all ranks that hold them."""
 
     class_NS: jax.Array  # int32
     slot_M: jax.Array  # int32, the slots sorted by expert
@@ -37,7 +37,7 @@ class ReplicaMap(NamedTuple):
 
     @classmethod
     def of(cls, placement_NS: Int[Array, "N S"]) -> "ReplicaMap":
-        """Builds the map from a placement; experts may be placed in any order."""
+        """Builds the map for a placement, in which experts may be in any order."""
         class_M = placement_NS.reshape(-1).astype(jnp.int32)
         slot_M = jnp.argsort(class_M, stable=True).astype(jnp.int32)
         position_M = jnp.argsort(slot_M).astype(jnp.int32)
@@ -47,7 +47,7 @@ class ReplicaMap(NamedTuple):
         return cls(placement_NS.astype(jnp.int32), slot_M, position_M, first_M, last_M)
 
     def sums(self, values_NS: Int[Array, "N S"]) -> tuple[Int[Array, "N S"], Int[Array, "N S"]]:
-        """Sums over the same expert's slots, for every slot: over the slots before it, and over all."""
+        """Sums the values of the same expert's slots, for every slot: those before it, and all of them."""
         sorted_M = values_NS.reshape(-1)[self.slot_M]
         up_to_M = jnp.cumsum(sorted_M, dtype=jnp.int32)
         before_M = up_to_M - sorted_M
@@ -64,22 +64,21 @@ class _Flow(NamedTuple):
 
     tokens_NS: jax.Array  # int32, tokens of each slot
     level: jax.Array  # int32[], lower bound of the largest load
-    amount: jax.Array  # int32[], paths must carry at least this many tokens
+    amount: jax.Array  # int32[], number of tokens that a path must carry at least
     step: jax.Array  # int32[]
 
 
 class _Bounds(NamedTuple):
-    """Bounds of loads at a level, int32[] each."""
+    """Limits of the search at a level, int32[] each."""
 
-    highest: jax.Array  # the search ends when no rank has more
-    aim: jax.Array  # a rank above it passes the excess on, a rank below it has room
-    least_amount: jax.Array
+    highest: jax.Array  # load; the search ends when no rank has more
+    aim: jax.Array  # load; a rank above it passes on the excess, a rank below it has room
+    least_amount: jax.Array  # smallest number of tokens that a path must carry
 
     @classmethod
     def of(cls, level: jax.Array, num_slots: int) -> "_Bounds":
-        # Without slack the last few tokens would take most of the steps. With the least amount there is no room left
-        # Without slack the last few tokens would take most of the steps. With paths of ``least_amount`` no rank has
-        # room only if every load is at least the level.
+        # Without slack the last few tokens would take most of the steps. If no rank has room even for a path of
+        # ``least_amount``, every load is at least the level.
         aim, slack = level + (level >> 11) + (num_slots - 1) // 2, (level >> 10) + num_slots - 1
         return cls(level + slack, aim, jnp.maximum(level >> 12, 1))
 
@@ -87,14 +86,14 @@ class _Bounds(NamedTuple):
 def balance(tokens_E: Int[Array, " E"], holders: ReplicaMap) -> Int[Array, "N S"]:
     """Divides the tokens of every expert among the slots that hold it.
 
-    No rank gets more than 1.001 times the least possible largest load, plus one token for each of its slots.
+    No rank gets more than 1.001 times the smallest possible maximum load, plus one token for each of its slots.
 
     Args:
         tokens_E: int32, (token, choice) pairs of each expert; their sum is below 2^30.
         holders: slots of all ranks; every expert has at least one.
 
     Returns:
-        int32[N, S].
+        int32[N, S], tokens of each slot.
 
     >>> balance(jnp.array([60, 30, 10]), ReplicaMap.of(jnp.array([[0, 0], [0, 1], [2, 1]]))).tolist()
     [[14, 20], [26, 8], [10, 22]]
@@ -115,10 +114,10 @@ def balance(tokens_E: Int[Array, " E"], holders: ReplicaMap) -> Int[Array, "N S"
 
 
 def shift_overflow(tokens_NS: Int[Array, "N S"], room: int, holders: ReplicaMap) -> Int[Array, "N S"]:
-    """Moves tokens from overloaded ranks to replicas with free rows, until no more overflow can be saved.
+    """Moves tokens from overloaded ranks to replicas with free rows, until no further token can be served.
 
-    This is a maximum flow: the search ends when no overloaded rank has a path to a rank with room. Meant for a nearly
-    balanced division, for which it takes a few steps.
+    This is a maximum flow: the search ends when no overloaded rank has a path to a rank with room. It takes only a few
+    steps if the tokens are already nearly balanced.
 
     Args:
         tokens_NS: int32, tokens of each slot, from ``balance``.
@@ -126,7 +125,7 @@ def shift_overflow(tokens_NS: Int[Array, "N S"], room: int, holders: ReplicaMap)
         holders: slots of all ranks.
 
     Returns:
-        int32[N, S].
+        int32[N, S], tokens of each slot after the moves.
 
     >>> holders = ReplicaMap.of(jnp.array([[0, 1], [0, 2], [2, 3]]))
     >>> shift_overflow(jnp.array([[11, 0], [0, 9], [0, 7]]), room=9, holders=holders).tolist()
@@ -149,7 +148,7 @@ def shift_overflow(tokens_NS: Int[Array, "N S"], room: int, holders: ReplicaMap)
 
 
 def _step(flow: _Flow, holders: ReplicaMap) -> _Flow:
-    """Does one step: moves tokens, or raises the level, or allows paths of smaller amounts from now on."""
+    """Runs one step of the search: moves tokens, raises the level, or reduces the amount that paths must carry."""
     bounds = _Bounds.of(flow.level, holders.class_NS.shape[1])
     load_N, amount = _by_rank(flow.tokens_NS), jnp.maximum(flow.amount, bounds.least_amount)
     is_least = amount <= bounds.least_amount
@@ -169,9 +168,10 @@ def _step(flow: _Flow, holders: ReplicaMap) -> _Flow:
 
 
 class _Paths(NamedTuple):
-    """Distance of each rank to the nearest rank with room, in ranks; _FAR beyond the farthest overloaded rank.
+    """Distance of each rank to the nearest rank with room, in ranks; ``_FAR`` if there is no path, or none was needed.
 
-    An expert's distance is that of a rank that passes on its tokens: one more than its nearest holder's.
+    The search stops when all overloaded ranks have a distance. An expert's distance is one more than the smallest
+    distance of a rank that holds it: the distance of a rank that passes on the expert's tokens.
     """
 
     distance_N: jax.Array  # int32
@@ -179,7 +179,7 @@ class _Paths(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """State of the maximum flow from ranks above their room."""
+    """State of the maximum flow from ranks with more tokens than room."""
 
     tokens_NS: jax.Array  # int32, tokens of each slot
     paths: _Paths
@@ -208,7 +208,7 @@ def _find_paths(is_open_NS: jax.Array, has_room_N: jax.Array, is_over_N: jax.Arr
 
 
 def _push(tokens_NS: jax.Array, paths: _Paths, aim: jax.Array, at_least: jax.Array, holders: ReplicaMap) -> jax.Array:
-    """Moves the excess over ``aim`` along the paths: from the farthest rank on, each time to ranks one step nearer."""
+    """Moves the excess over ``aim`` along the paths, one distance at a time, starting with the farthest ranks."""
     distance_N1, class_distance_NS = paths.distance_N[:, None], paths.class_distance_NS
 
     def movable(tokens_NS: jax.Array, distance: jax.Array) -> jax.Array:
@@ -221,7 +221,7 @@ def _push(tokens_NS: jax.Array, paths: _Paths, aim: jax.Array, at_least: jax.Arr
         over_N = jnp.maximum(load_N - aim, 0)
         offered_NS = _first(movable(tokens_NS, distance), over_N)
         offered_before_NS, offered_all_NS = holders.sums(offered_NS)
-        # A rank with room takes at most this room; an intermediate rank takes what it can pass on.
+        # A rank with room takes at most as many tokens as fit; an intermediate rank takes as many as it can pass on.
         further_N = _by_rank(movable(tokens_NS, distance - 1)) - over_N
         room_N = jnp.where(distance == 1, jnp.maximum(aim - load_N, 0), jnp.maximum(further_N, 1))
         wanted_NS = _first(jnp.where(distance_N1 == distance - 1, offered_all_NS, 0), room_N)

@@ -1,16 +1,16 @@
 """Capacity by rank: which tokens are served if the slots of a rank share its rows, and in which rows.
 
-The rule: the tokens of every expert and source rank are split over the slots that hold the expert, by a balanced flow
-(``balanced_flow``, then ``by_source``) or, with ``RankCapacity.spare_rounds``, in rounds (``split_tokens``). With
-rounds, a source with more tokens for a rank than the buffer between the two holds cuts every slot of that rank in
-proportion: *buffer full*. If a rank receives more than its rows, every source and slot loses in proportion: *rank
-full*. So a source keeps a certain number of an expert's tokens, the first in token order, then choice order. The rule
-is local to a micro-batch, like capacity by slot, and all ranks know the outcome from the counts alone, before any token
-moves.
+Rule: the tokens of every expert and source rank are split over the slots that hold the expert, either by a balanced
+flow (``balanced_flow``, then ``by_source``) or, with ``RankCapacity.spare_rounds``, in rounds (``split_tokens``). With
+rounds, if a source has more tokens for a rank than fit into the buffer between the two, its tokens for every slot of
+that rank are cut in proportion: *buffer full*. If a rank would receive more tokens than it has rows, the tokens of
+every source and slot are cut in proportion: *rank full*. Of each expert's tokens, a source thus keeps a certain number:
+the first ones in token order, then choice order. The rule is local to a micro-batch, like capacity by slot, and all
+ranks compute the outcome from the counts alone, before any token is sent.
 
-The rows: a source rank sends every rank the rows for that rank's first slot, then the rows for its second slot, and so
-on. The receiver sorts the rows of all sources by slot. Both sides derive the layout from the counts, so only rows are
-exchanged.
+Rows: a source rank sends every rank the rows for that rank's first slot, then the rows for its second slot, and so on.
+The receiver sorts the rows of all sources by slot. Both sides derive the layout from the counts, so nothing but the
+rows is exchanged.
 
 Legend: T tokens, K choices, A = T * K pairs, N ranks as sources, D the same ranks as destinations, S slots of a rank,
 M = N * S, E experts, P rows of the grouped matmul.
@@ -50,13 +50,13 @@ class TokenCounts(NamedTuple):
 def admit_tokens(
     config: ExpertConfig, counts_NE: Int[Array, "N E"], placement_NS: Int[Array, "N S"], local_tokens: int
 ) -> TokenCounts:
-    """Splits the tokens of all sources over the slots and drops the tokens that do not fit.
+    """Splits the tokens of all sources over the slots, and drops those for which a buffer or rank has no row.
 
     Args:
         config: settings of the experts, with capacity by rank.
-        counts_NE: int32, pairs of every source rank for each expert.
+        counts_NE: int32, (token, choice) pairs of every source rank for each expert.
         placement_NS: int32, the expert in every slot, in any order.
-        local_tokens: tokens of a source rank.
+        local_tokens: number of tokens of a source rank.
     """
     (num_ranks, num_slots), capacity = placement_NS.shape, config.capacity
     assert isinstance(capacity, RankCapacity)
@@ -86,28 +86,29 @@ def admit_tokens(
 
 
 def in_proportion(wanted_XY: Int[Array, "... Y"], room: int, most: int) -> Int[Array, "... Y"]:
-    """Scales down every ``[..., Y]`` whose sum exceeds ``room``, in proportion; leaves the others unchanged.
+    """Scales down the counts of every row whose sum exceeds ``room``, so that they sum to exactly ``room``.
 
-    The scaled counts sum to exactly ``room``.
+    All counts of a row are scaled in proportion. Other rows stay unchanged.
 
     Args:
-        wanted_XY: int32, nonnegative counts.
-        room: largest sum allowed.
-        most: upper bound of all sums, below 2^30.
+        wanted_XY: int32, nonnegative counts; the last dim is summed.
+        room: maximum sum of a row.
+        most: upper bound of the sums in ``wanted_XY``, below 2^30.
     """
     if most <= room:
         return wanted_XY
     assert most < 1 << BITS, "the sums have to stay below 2^30"
     up_to_XY = jnp.cumsum(wanted_XY, axis=-1, dtype=jnp.int32)
     sum_X1 = up_to_XY[..., -1:]
-    # Rounded up: rounding down would lose the last row, and the excess is too small to add a row to a sum below 2^30.
+    # Rounded up, because rounding down would lose the last row; the excess is too small to add a row to a sum below
+    # 2^30.
     part_X1 = divide_exactly(jnp.full_like(sum_X1, room), jnp.maximum(sum_X1, room + 1), most) + 1
     kept_XY = times(up_to_XY, jnp.where(sum_X1 > room, part_X1, ONE)).whole
     return jnp.diff(kept_XY, axis=-1, prepend=jnp.zeros_like(kept_XY[..., :1]))
 
 
 def sent_pairs(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots) -> Ends:
-    """Finds each pair's destination rank, and its position among the rows for that rank.
+    """Computes each pair's destination rank, and its position among the rows for that rank.
 
     Args:
         pairs: (token, choice) pairs of this rank.
@@ -125,7 +126,7 @@ def sent_pairs(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots) -> Ends:
 
 
 def slots_of_pairs(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots) -> Int[Array, " A"]:
-    """Finds the slot, numbered over all ranks, that serves each pair; -1 for a dropped pair.
+    """Computes the slot that serves each pair, numbered over all ranks; -1 for a dropped pair.
 
     Args:
         pairs: (token, choice) pairs of this rank.
@@ -138,7 +139,7 @@ def slots_of_pairs(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots) -> In
 
 
 def _slots_of_pairs(pairs: Pairs, kept_NS: jax.Array, slots: Slots) -> tuple[jax.Array, jax.Array]:
-    """Returns (whether a slot serves a pair, bool[A, M]; position of a slot's first pair among its expert's)."""
+    """Returns (whether a slot serves a pair, bool[A, M]; position of a slot's first pair among its expert's pairs)."""
     kept_M = kept_NS.reshape(-1)
     last_M = slots.up_to(kept_M)  # end of the slot's range among the expert's pairs, in token order
     first_M = last_M - kept_M
@@ -148,7 +149,7 @@ def _slots_of_pairs(pairs: Pairs, kept_NS: jax.Array, slots: Slots) -> tuple[jax
 
 
 def slot_groups(kept_NS: Int[Array, "N S"], block: int) -> Groups:
-    """Lays out the slots' rows in the grouped matmul; each slot starts at the edge of a block.
+    """Lays out the slots' rows for the grouped matmul; each slot starts at the beginning of a block.
 
     Args:
         kept_NS: int32, pairs that every source rank sends to this rank's slots.
@@ -160,12 +161,12 @@ def slot_groups(kept_NS: Int[Array, "N S"], block: int) -> Groups:
 
 
 def received_pairs(kept_NS: Int[Array, "N S"], groups: Groups, num_rows: int) -> Ends:
-    """Finds each grouped-matmul row's sender, and the row's position among that sender's rows.
+    """Computes the sender of each row of the grouped matmul, and the row's position among that sender's rows.
 
     Args:
         kept_NS: int32, rows that every source rank sends to this rank's slots.
-        groups: rows of each slot.
-        num_rows: rows of the grouped matmul, P; enough for all rows in blocks.
+        groups: row range of each slot.
+        num_rows: number of rows of the grouped matmul, P, at least the end of the last slot's range.
     """
     num_ranks = kept_NS.shape[0]
     first_NS = groups.start_S[None] + jnp.cumsum(kept_NS, axis=0, dtype=jnp.int32) - kept_NS

@@ -2,8 +2,8 @@
 
 Capacity is local: a source rank may send an expert at most replicas * C of its pairs, in token order, then choice
 order, where C is the number of rows that a slot reserves for each source. Pairs are assigned to the replicas
-round-robin; pairs beyond the capacity are dropped. Padding takes no room. By DeepSpeed's rules an expert's capacity
-does not grow with its replicas, and all first choices come before any second one.
+round-robin; pairs beyond the capacity are dropped. Padding takes up no rows. By DeepSpeed's rules an expert's capacity
+does not grow with its number of replicas, and all first choices come before any second one.
 
 Legend: T tokens, K choices, A = T * K pairs, E experts, N ranks, S slots of a rank, R = N * S * C rows, D model dim.
 """
@@ -32,13 +32,14 @@ class Pairs(NamedTuple):
         *,
         first_choices_first: bool = False,
     ) -> "Pairs":
-        """Builds the pairs from the choices of a rank's tokens.
+        """Builds the (token, choice) pairs from the choices of a rank's tokens.
 
         Args:
             choices_TK: int32, the chosen experts.
             valid_T: False for padding.
             num_classes: number of experts, E.
-            first_choices_first: whether all first choices come before any second one, instead of token by token.
+            first_choices_first: whether positions count all first choices before any second one, instead of going token
+                by token.
         """
         class_A = choices_TK.reshape(-1).astype(jnp.int32)
         valid_A = jnp.repeat(valid_T, choices_TK.shape[1])
@@ -72,7 +73,7 @@ def assign_rows(
         pairs: (token, choice) pairs of this rank.
         placement_NS: int32, the expert in every slot.
         rows_per_slot: rows of a slot for one source, C.
-        rows_per_class: limit of the rows of all slots of an expert for one source; None: only the slots limit them.
+        rows_per_class: maximum rows over all slots of an expert for one source; None if only the slots limit them.
 
     Returns:
         (the assignment, dropped pairs of each expert, int32[E]).
@@ -97,7 +98,7 @@ def assign_rows(
 
 
 def inverse_rows(row_of_X: Int[Array, " X"], num_rows: int) -> Int[Array, " R"]:
-    """Inverts an assignment of X items to rows: returns the item in every row, int32[num_rows]; X for an empty row."""
+    """Inverts an assignment of X items to rows: computes the item in every row, int32[num_rows]; X if it is empty."""
     owners = jnp.arange(row_of_X.size, dtype=jnp.int32)
     return jnp.full(num_rows, row_of_X.size, jnp.int32).at[row_of_X].set(owners, mode="drop")
 
@@ -106,8 +107,8 @@ def inverse_rows(row_of_X: Int[Array, " X"], num_rows: int) -> Int[Array, " R"]:
 def take_rows(x_XD: Float[Array, "X D"], index_Y: Int[Array, " Y"], inverse_X: Int[Array, " X"]) -> Float[Array, "Y D"]:
     """Gathers rows, ``y[i] = x[index[i]]``; zeros where the index is out of range.
 
-    No row is taken twice, and ``inverse[j]`` is the position to which row j goes (or out of range). So the gradient is
-    a gather, too; autodiff's scatter-add would be slow and, on GPU, not deterministic.
+    No row is taken twice, and ``inverse[j]`` is the position to which row j goes (or out of range). The gradient is
+    therefore a gather, too; autodiff's scatter-add would be slow and, on GPU, not deterministic.
     """
     del inverse_X
     return x_XD.at[index_Y].get(mode="fill", fill_value=0)
@@ -138,7 +139,7 @@ def combine(rows_RD: Float[Array, "R D"], dispatch: Dispatch, gates_TK: Float[Ar
 
 
 def apply_gates(pairs_AD: Float[Array, "A D"], gates_TK: Float[Array, "T K"]) -> Float[Array, "T D"]:
-    """Sums the outputs of each token's pairs ``[T, D]``, weighted by the gates."""
+    """Sums the outputs of each token's pairs, weighted by the gates: ``[A, D]`` -> ``[T, D]``."""
     num_tokens, top_k = gates_TK.shape
     pairs_TKD = pairs_AD.reshape(num_tokens, top_k, -1)
     return jnp.sum(pairs_TKD * gates_TK[..., None].astype(pairs_AD.dtype), axis=1)

@@ -1,14 +1,15 @@
-"""Exchanges rows between ranks that have different numbers of rows for each other.
+"""Exchange of rows between ranks, where every pair of ranks may exchange a different number of rows.
 
 Every row has a position among the rows that its rank sends to the same peer, and the receiver knows this position, too.
-All ranks know from the counts how many rows each sends to each other.
+All ranks know from the counts how many rows each rank sends to each other rank.
 
-On TPU and GPU rows are sorted by peer, and ``lax.ragged_all_to_all`` moves only real rows. It is missing on XLA:CPU
-(https://github.com/jax-ml/jax/issues/34755) and under ``vmap`` over ranks. There rows travel in rounds of equal
-buffers: the first round moves the first rows of every pair of ranks, in buffers large enough for most pairs; the rest
-follows in rounds of small buffers, as many as the pair with the most rows needs. A single rank sends nothing.
+On TPU and GPU, rows are sorted by peer, and ``lax.ragged_all_to_all`` moves only real rows. It is not available on
+XLA:CPU (https://github.com/jax-ml/jax/issues/34755) or under ``vmap`` over ranks. There, rows are sent in rounds of
+equal buffers: the first round moves the first rows of every pair of ranks, in buffers large enough for most pairs; the
+rest follow in rounds of smaller buffers, as many as the pair with the most rows needs. With a single rank, nothing is
+sent.
 
-Legend: X rows here, Y rows there, N ranks, Q rows of a buffer, D dim.
+Legend: X rows sent by this rank, Y rows received, N ranks, Q rows of a buffer, D dim.
 """
 
 from functools import partial
@@ -27,8 +28,8 @@ from swift.mesh.per_rank import known_platform
 class Ends(NamedTuple):
     """Peer rank for each row, and the row's position among all rows exchanged with that peer."""
 
-    peer_X: jax.Array  # int32, rank that the row is sent to, or comes from
-    position_X: jax.Array  # int32, the row's position among the rows of the two ranks; negative for an empty row
+    peer_X: jax.Array  # int32, rank that the row is sent to or received from
+    position_X: jax.Array  # int32, position among all rows from the sender to the receiver; negative for an empty row
 
 
 def exchange_rows(
@@ -45,15 +46,15 @@ def exchange_rows(
         rows_XD: rows of this rank.
         sent: destination of each of these rows.
         received: origin of each row that arrives.
-        counts_NN: int32, rows that every rank sends to every other; the same on all ranks.
-        buffers: rows of a round, if rows travel in rounds.
+        counts_NN: int32, number of rows from every rank to every rank; the same on all ranks.
+        buffers: rows of a buffer in each round, if rows are sent in rounds.
         axis: name of the mesh axis of the ranks.
     """
     return _exchange(rows_XD, sent, received, counts_NN, None if is_ragged(axis) else buffers, axis)
 
 
 def is_ragged(axis: str) -> bool:
-    """Whether ``lax.ragged_all_to_all`` works here: under ``shard_map``, on devices other than CPUs."""
+    """Whether ``lax.ragged_all_to_all`` is available: under ``shard_map``, on devices other than CPUs."""
     return axis in jax.sharding.get_abstract_mesh().manual_axes and known_platform() not in (None, "cpu")
 
 
@@ -103,7 +104,8 @@ def _at_once(rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Arra
 
     order_X = inverse_rows(_in_order(sent, leaves_N, num_sent), num_sent)
     packed_XD = rows_XD.at[order_X].get(mode="fill", fill_value=0)
-    # ``shard_map`` with ``check_vma=True`` wants the same varying axes on these zeros as on the rows that replace them.
+    # ``shard_map`` with ``check_vma=True`` requires these zeros to vary over the same axes as the rows that replace
+    # them.
     none_YD = jnp.full((num_received, rows_XD.shape[1]), (leaves_N[0] * 0).astype(rows_XD.dtype))
     received_YD = lax.ragged_all_to_all(
         packed_XD, none_YD, leaves_N, sent_N, starts_NN[rank], arriving_N, axis_name=axis
@@ -112,14 +114,14 @@ def _at_once(rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Arra
 
 
 def _in_order(ends: Ends, start_N: Int[Array, " N"], num_rows: int) -> Int[Array, " X"]:
-    """Index of each row in an array sorted by peer, whose rows begin at ``start_N``; ``num_rows`` for an empty row."""
+    """Index of each row in an array sorted by peer, where a peer's rows start at ``start_N``; ``num_rows`` if empty."""
     return jnp.where(ends.position_X >= 0, start_N[ends.peer_X] + ends.position_X, num_rows)
 
 
 def _in_rounds(
     rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Array, buffers: Buffers, axis: str
 ) -> jax.Array:
-    """Moves rows in equal buffers: first every rank pair's first rows, then the rest, a few at a time."""
+    """Moves rows in rounds of equal buffers: first the first rows of every pair of ranks, then a few more per round."""
     num_ranks = counts_NN.shape[0]
 
     def one_round(first: Int[Array, ""] | int, size: int, total_YD: jax.Array) -> jax.Array:
@@ -140,7 +142,7 @@ def _in_rounds(
 
 
 def _in_buffers(ends: Ends, first: Int[Array, ""] | int, size: int, num_ranks: int) -> Int[Array, " X"]:
-    """Index of each row in a round's buffers, which begin at position ``first``; N * Q if empty or in another round."""
+    """Index of each row in the buffers of the round that starts at position ``first``; N * Q if empty or not in it."""
     position_X = ends.position_X - first
     is_in_X = (ends.position_X >= 0) & (position_X >= 0) & (position_X < size)
     return jnp.where(is_in_X, ends.peer_X * size + position_X, num_ranks * size)

@@ -1,11 +1,11 @@
-"""Deduplicated rows: a token goes to a rank once, however many of its experts are there.
+"""Deduplicated rows: a token is sent to a rank only once, no matter how many of its experts are there.
 
-A rank that computes several of a token's experts receives the token once, in token order. It copies the token to the
-rows of its slots, and returns the weighted sum of their outputs. So with top-8 and 4 ranks a token travels at most 4
-times instead of 8, as in DeepEP. Counts alone do not tell which slots serve a token: every token's slots and gates, a
-few bytes, are all-gathered.
+A rank that computes several of a token's experts receives the token once; rows arrive in token order. The rank copies
+the token to the rows of its slots, and returns the weighted sum of their outputs. With top-8 and 4 ranks, for example,
+a token is sent at most 4 times instead of 8, as in DeepEP. The counts alone do not determine which slots serve a token,
+so every token's slots and gates, a few bytes, are all-gathered.
 
-Rows of a slot are in the same order as without deduplication: by source, then by token.
+The rows of a slot are in the same order as without deduplication: by source, then by token.
 
 Legend: T tokens, K choices, N ranks, Z = N * T, S slots of a rank, M = N * S, X = T * N rows sent, Y rows received,
 P rows of the grouped matmul, D model dim.
@@ -28,15 +28,15 @@ class SlotRows(NamedTuple):
     """Rows of the grouped matmul to which each received row is copied, and the inverse."""
 
     row_YK: jax.Array  # int32, P if a choice is served elsewhere, or not at all
-    copy_P: jax.Array  # int32, index of the copy among Y * K; Y * K for an empty row
+    copy_P: jax.Array  # int32, index into the Y * K copies of received rows; Y * K for an empty row
 
 
 class TokenRows(NamedTuple):
     """Rows that this rank sends and receives, and the slots of the received rows."""
 
-    sent: Ends  # of the rows from ``repeat_tokens``, [X]
-    received: Ends  # [Y]
-    counts_NN: jax.Array  # int32, tokens that every rank sends to every other
+    sent: Ends  # destinations of the rows from ``repeat_tokens``, [X]
+    received: Ends  # senders of the received rows, [Y]
+    counts_NN: jax.Array  # int32, number of tokens from every rank to every rank
     slot_rows: SlotRows
     gates_YK: jax.Array  # gates of the received tokens, including choices that other ranks serve
 
@@ -52,15 +52,15 @@ class TokenRows(NamedTuple):
         num_rows: int,
         axis: str,
     ) -> "TokenRows":
-        """Finds the rows of all tokens.
+        """Computes the rows of all tokens.
 
         Args:
             slot_TK: int32, slot out of M that serves each pair of this rank's tokens; -1 for a dropped pair.
             gates_TK: weights of the pairs.
-            groups: rows of this rank's slots in the grouped matmul; enough for their pairs.
-            num_ranks: N.
-            num_received: Y, enough for all tokens that arrive.
-            num_rows: P.
+            groups: row ranges of this rank's slots in the grouped matmul; large enough for their pairs.
+            num_ranks: number of expert ranks, N.
+            num_received: number of rows for received tokens, Y; large enough for all of them.
+            num_rows: number of rows of the grouped matmul, P.
             axis: name of the mesh axis of the ranks.
         """
         num_tokens, top_k = slot_TK.shape
@@ -85,34 +85,34 @@ class TokenRows(NamedTuple):
 
 
 def repeat_tokens(x_TD: Float[Array, "T D"], num_ranks: int) -> Float[Array, "X D"]:
-    """Repeats every token once for each rank, ``[T, D]`` -> ``[X, D]``; ``sent`` picks the rows that really travel."""
+    """Repeats every token once for each rank, ``[T, D]`` -> ``[X, D]``; ``sent`` selects the rows to send."""
     return jnp.repeat(x_TD, num_ranks, axis=0)
 
 
 def sum_tokens(rows_XD: Float[Array, "X D"], num_ranks: int) -> Float[Array, "T D"]:
-    """Adds up a token's partial outputs from all ranks that it was sent to, ``[X, D]`` -> ``[T, D]``."""
+    """Sums a token's partial outputs from all ranks that it was sent to, ``[X, D]`` -> ``[T, D]``."""
     return jnp.sum(rows_XD.reshape(-1, num_ranks, rows_XD.shape[1]), axis=1)
 
 
 def _rank_of(slot_X: jax.Array, num_slots: int) -> jax.Array:
-    """Returns the rank of every slot; -1 for no slot."""
+    """Returns the rank of every slot, or -1 for no slot (-1)."""
     return slot_X // num_slots  # rounds down, so -1 stays -1
 
 
 def _any_choice(number_XK: Int[Array, "X K"], size: int) -> Bool[Array, "X size"]:
-    """Returns whether each number below ``size`` is among a row's choices."""
+    """Returns, for each row, whether each number below ``size`` is among its choices."""
     return jnp.any(number_XK[:, :, None] == jnp.arange(size, dtype=jnp.int32)[None, None], axis=1)
 
 
 def _sent(goes_TN: Bool[Array, "T N"]) -> Ends:
-    """Finds the destinations of this rank's rows; each destination gets them in token order."""
+    """Computes the destinations of this rank's rows; each destination receives rows in token order."""
     peer_TN = jnp.broadcast_to(jnp.arange(goes_TN.shape[1], dtype=jnp.int32)[None], goes_TN.shape)
     position_TN = jnp.cumsum(goes_TN, axis=0, dtype=jnp.int32) - 1
     return Ends(peer_TN.reshape(-1), jnp.where(goes_TN, position_TN, -1).reshape(-1))
 
 
 def _received(token_Y: Int[Array, " Y"], counts_N: Int[Array, " N"], num_tokens: int) -> Ends:
-    """Finds the senders of the received rows, which are sorted by rank, then token."""
+    """Computes the senders of the received rows, which are sorted by sender, then token."""
     is_there_Y = token_Y < counts_N.size * num_tokens
     peer_Y = jnp.where(is_there_Y, token_Y // num_tokens, 0)
     start_N = jnp.cumsum(counts_N, dtype=jnp.int32) - counts_N
@@ -121,7 +121,10 @@ def _received(token_Y: Int[Array, " Y"], counts_N: Int[Array, " N"], num_tokens:
 
 
 def _slot_rows(slot_YK: Int[Array, "Y K"], groups: Groups, num_rows: int) -> SlotRows:
-    """Finds rows of the grouped matmul; a token has at most one choice in a slot. Slot -1: not on this rank."""
+    """Assigns the slots' rows of the grouped matmul, given each choice's slot, or -1 for a slot on another rank.
+
+    A token has at most one choice in a slot.
+    """
     num_slots = groups.start_S.size
     is_in_YS = _any_choice(slot_YK, num_slots)
     row_YS = groups.start_S[None] + jnp.cumsum(is_in_YS, axis=0, dtype=jnp.int32) - 1
@@ -176,7 +179,7 @@ def _copied(rows_YD: jax.Array, slot_rows: SlotRows) -> jax.Array:
 
 
 def _weighted_sum(rows_PD: jax.Array, weights_YK: jax.Array, slot_rows: SlotRows) -> jax.Array:
-    """Sums over the choices, one after the other, in at least float32: all at once would take Y * K rows of memory."""
+    """Sums over the choices in at least float32, one at a time: all at once would need memory for Y * K rows."""
     wide = jnp.promote_types(rows_PD.dtype, jnp.float32)
     weights_KY1 = weights_YK.T[..., None].astype(rows_PD.dtype).astype(wide)
     choices = zip(slot_rows.row_YK.T, weights_KY1, strict=True)

@@ -1,21 +1,21 @@
 """Token split: how many of an expert's tokens each source rank sends to each replica's slot.
 
-``split_tokens`` starts from an even split over the replicas of an expert and, in a few rounds, scales it towards ranks
+``split_tokens`` starts from an even split over the replicas of an expert and, in a few rounds, shifts it towards ranks
 with spare room. In each round a source's share for a slot is multiplied by the ratio of room to load of the slot's rank
-and, if the source has more for the rank than the buffer between the two holds, by the fraction that fits; then its
-shares of each expert are normalized. Finally whole tokens are assigned so that a slot's tokens from all sources
-together are within one token of its shares, however many ranks and tokens there are.
+and, if the source has more tokens for the rank than fit into the buffer between the two, by the fraction that fits;
+then its shares of each expert are normalized. Finally whole tokens are assigned so that the number of a slot's tokens
+from all sources together differs by at most one from its shares, for any number of ranks and tokens.
 
-``by_source`` divides the tokens of each slot among the sources, once ``balanced_flow`` or exact capacity has fixed how
-many each slot gets. A source's tokens of an expert go to the slots in proportion to each slot's part of the expert, so
-that the traffic between ranks is as even as the routing allows. Sums are exact in both directions: over the slots of
-the expert, and over the sources. Proportions are rounded down first; the remainder, less than a token for each slot, is
-dealt out in rounds, a part of each source's remainder at a time.
+``by_source`` divides the tokens of each slot among the sources, after ``balanced_flow`` or exact capacity has fixed how
+many each slot gets. A source's tokens for an expert are sent to the slots in proportion to each slot's part of the
+expert, so that the traffic between ranks is as even as the routing allows. Sums are exact in both directions: over the
+slots of the expert, and over the sources. Proportions are rounded down first. The remainder, less than a token for each
+source and slot, is assigned in rounds, with a part of each source's remainder in each round.
 
-All ranks compute the split from the same counts and must get the same result, to the last token, whatever program they
-run and on whatever device. The last bit of a float would depend on how the compiler fuses, and JAX has no 64-bit
-integers unless a program enables them. So fractions are multiples of 2^-30, and a product is computed from two halves
-of 15 bits, whose partial products fit into 32 bits.
+All ranks compute the split from the same counts and must get the same result, to the last token, regardless of program
+and device. The last bit of a float would depend on how the compiler fuses operations, and JAX has no 64-bit integers
+unless a program enables them. Fractions are therefore multiples of 2^-30, and a product is computed from two halves of
+15 bits, whose partial products fit into 32 bits.
 
 Legend: N ranks as sources, D the same ranks as destinations, S slots of a rank, M = N * S slots of all ranks (in
 ``by_source`` sorted by expert), E experts, R rounds.
@@ -47,7 +47,7 @@ _LEAST_RATIO = 1 << (_RATIO_BITS - _CHANGE_BITS)
 _ROOM_BITS = 30 - _RATIO_BITS
 
 _ROUNDS = 4
-"""Rounds in which ``by_source`` deals out the remainder of rounding down."""
+"""Rounds in which ``by_source`` assigns the remainder of rounding down."""
 
 
 class _Product(NamedTuple):
@@ -62,7 +62,7 @@ def times(number: Int[Array, "..."], fraction: Int[Array, "..."]) -> _Product:
 
     Args:
         number: int32, 0 to 2^30.
-        fraction: int32, 0 to 1 in units of 2^-30, of a shape that broadcasts with the number's.
+        fraction: int32, 0 to 1 in units of 2^-30, in a shape that broadcasts with that of ``number``.
 
     >>> [int(part) for part in times(jnp.int32(10**9), jnp.int32(ONE // 3))]
     [333333333, 24580608]
@@ -75,7 +75,7 @@ def times(number: Int[Array, "..."], fraction: Int[Array, "..."]) -> _Product:
 
 
 def cumulated(product: _Product) -> Int[Array, "..."]:
-    """Cumulative sums over the first dim, rounded down; exact for up to 2^15 entries with a sum below 2^31."""
+    """Computes cumulative sums over the first dim, rounded down; exact for up to 2^15 entries with a sum below 2^31."""
     low = jnp.cumsum(product.rest & _LOW, axis=0, dtype=jnp.int32) >> _HALF
     high = jnp.cumsum(product.rest >> _HALF, axis=0, dtype=jnp.int32)
     return jnp.cumsum(product.whole, axis=0, dtype=jnp.int32) + ((high + low) >> _HALF)
@@ -87,7 +87,7 @@ def divide_exactly(part: Int[Array, "..."], total: Int[Array, "..."], most: int)
     Args:
         part: int32, at least 0.
         total: int32, at least ``part`` and at least 1.
-        most: upper bound of all totals, below 2^30.
+        most: upper bound of the values in ``total``, below 2^30.
 
     >>> int(divide_exactly(jnp.int32(1), jnp.int32(3), most=8)), ONE // 3
     (357913941, 357913941)
@@ -104,12 +104,12 @@ def divide_exactly(part: Int[Array, "..."], total: Int[Array, "..."], most: int)
 class RowLimits(NamedTuple):
     """Rows available for tokens."""
 
-    rank: int  # rows of a rank, for all sources
+    rank: int  # rows of a rank, shared by all sources
     buffer: int  # rows of the buffer from one source to one rank
 
 
 class Slots(NamedTuple):
-    """All ranks' slots, with the experts that they hold."""
+    """All ranks' slots and the experts that they hold."""
 
     class_M: jax.Array  # int32
     is_class_EM: jax.Array  # bool
@@ -117,7 +117,7 @@ class Slots(NamedTuple):
 
     @classmethod
     def of(cls, placement_NS: Int[Array, "N S"], num_classes: int) -> "Slots":
-        """Builds the slots of a placement; experts may be placed in any order."""
+        """Builds the slots of a placement, in which experts may be in any order."""
         class_M = placement_NS.reshape(-1).astype(jnp.int32)
         is_class_EM = jnp.arange(num_classes, dtype=jnp.int32)[:, None] == class_M[None]
         order_M = jnp.arange(class_M.size, dtype=jnp.int32)
@@ -125,11 +125,11 @@ class Slots(NamedTuple):
         return cls(class_M, is_class_EM, is_before_MM)
 
     def up_to(self, values_M: Int[Array, " M"]) -> Int[Array, " M"]:
-        """Sums over the slots of the same expert, for every slot up to and including itself."""
+        """Sums the values of the same expert's slots up to and including each slot."""
         return jnp.sum(jnp.where(self.is_before_MM, values_M[:, None], 0), axis=0, dtype=jnp.int32)
 
     def highest_up_to(self, values_M: Int[Array, " M"]) -> Int[Array, " M"]:
-        """Maximum over 0 and the same expert's slots, for every slot up to and including itself."""
+        """Returns the maximum of 0 and the values of the same expert's slots up to and including each slot."""
         return jnp.max(jnp.where(self.is_before_MM, values_M[:, None], 0), axis=0)
 
     def just_before(self, ends_M: Int[Array, " M"]) -> Int[Array, " M"]:
@@ -138,11 +138,11 @@ class Slots(NamedTuple):
         return jnp.max(jnp.where(self.is_before_MM & ~is_itself_MM, ends_M[:, None], 0), axis=0)
 
     def of_class(self, values_M: Int[Array, " M"]) -> Int[Array, " M"]:
-        """Sums over all slots of the same expert, for every slot."""
+        """Sums the values of all slots of each slot's expert."""
         return self.by_class(values_M)[self.class_M]
 
     def by_class(self, values_M: Int[Array, " M"]) -> Int[Array, " E"]:
-        """Sums over the slots of each expert, ``[E]``."""
+        """Sums the values of each expert's slots, ``[E]``."""
         return jnp.sum(jnp.where(self.is_class_EM, values_M[None], 0), axis=1, dtype=jnp.int32)
 
 
@@ -159,14 +159,13 @@ def split_tokens(
     Args:
         counts_NE: int32, (token, choice) pairs of every source rank for each expert.
         placement_NS: int32, the expert in every slot.
-        slots: the same placement as slots.
-        rooms: rows of ranks and buffers.
-        most_pairs: upper bound of a source rank's pairs.
-        rounds: rounds of scaling towards spare room; 0 for an even split.
+        slots: the slots of ``placement_NS``.
+        rooms: numbers of rows of a rank and of a buffer.
+        most_pairs: maximum number of pairs of a source rank.
+        rounds: number of rounds that shift the split towards ranks with spare room; 0 for an even split.
 
     Returns:
-        int32[N, M]: pairs from every source to every slot; nonnegative, and an expert's slots together get all of its
-        pairs.
+        int32[N, M]: number of pairs from every source to every slot; an expert's slots together get all of its pairs.
     """
     assert len(counts_NE) * most_pairs < 1 << BITS, "sums over all ranks have to stay below 2^30"
     counts_NM = counts_NE[:, slots.class_M]
@@ -181,7 +180,7 @@ def split_tokens(
 def _scaling(
     counts_NM: jax.Array, slots_per_rank: int, slots: Slots, rooms: RowLimits, most_pairs: int
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns the function for one round: every source's shares (in units of 2^-22, at least 1) -> new shares."""
+    """Returns the function that computes new shares in a round; a share is at least 1, in units of 2^-22."""
     num_ranks = len(counts_NM)
     shift = BITS - (num_ranks * most_pairs).bit_length()  # loads are in units of 2^-shift pairs
     tokens_NM, room, buffer = counts_NM << shift, rooms.rank << shift, rooms.buffer << shift
@@ -199,8 +198,7 @@ def _scaling(
         rank_ratio_D = ratio(room, jnp.sum(load_ND, axis=0, dtype=jnp.int32), _MOST_RATIO)
         ratio_ND = (ratio(buffer, load_ND, 1 << _RATIO_BITS) * rank_ratio_D[None]) >> _RATIO_BITS
         ratio_NDS = jnp.broadcast_to(ratio_ND[..., None], load_NDS.shape)
-        # Divided by the largest possible growth of a share, so that no scaled share, and no sum over an expert, exceeds
-        # 1.
+        # Dividing by the largest possible growth of a share keeps scaled shares and their sum per expert at most 1.
         parts_NM = ratio_NDS.reshape(shares_NM.shape) << (BITS - _RATIO_BITS - _CHANGE_BITS)
         scaled_NM = times(shares_NM, parts_NM).whole
         # One division per expert instead of one per slot: 2^38 over the sum, which is between 2^16 and 2^22.
@@ -215,16 +213,16 @@ def _scaling(
 def _whole_tokens(counts_NM: jax.Array, shares_NM: jax.Array, slots: Slots) -> jax.Array:
     """Assigns whole tokens of every source to every slot, in proportion to the shares.
 
-    A source's tokens of an expert are cut at ends, one per slot, the last of them at 1. Summed over all sources up to
-    any given one, a slot ends at the sum of its ends, rounded down: fractions carry over to the next source.
+    The cumulative shares of an expert's slots are the ends at which a source's tokens are cut; the last end is 1.
+    Cumulative sums of the ends over the sources are rounded down, so that fractions carry over to the next source.
     """
     ends_NM = divide_exactly(
         jax.vmap(slots.up_to)(shares_NM), jax.vmap(slots.of_class)(shares_NM), most=(2 << _SHARE_BITS) - 1
     )
     so_far_NM = cumulated(times(counts_NM, ends_NM))
 
-    # If a part is less than a token, rounding can put ends in the wrong order. Such an end moves up, and the next
-    # sources compensate.
+    # For parts of less than a token, rounding can put ends in the wrong order. Such an end is raised, and the next
+    # sources compensate for it.
     def give(assigned_M: jax.Array, so_far_M: jax.Array) -> tuple[jax.Array, jax.Array]:
         ends_M = slots.highest_up_to(so_far_M - assigned_M)
         return assigned_M + ends_M, ends_M
@@ -236,16 +234,16 @@ def _whole_tokens(counts_NM: jax.Array, shares_NM: jax.Array, slots: Slots) -> j
 def by_source(
     counts_NE: Int[Array, "N E"], tokens_NS: Int[Array, "N S"], holders: ReplicaMap, most: int = ONE - 1
 ) -> Int[Array, "N M"]:
-    """Divides the tokens of every slot among their sources.
+    """Divides the tokens of every slot among the source ranks.
 
     Args:
         counts_NE: int32, (token, choice) pairs of every source for each expert; their sum is below 2^30.
-        tokens_NS: int32, pairs of each slot; an expert's slots sum to its pairs.
+        tokens_NS: int32, pairs of each slot; the sum over an expert's slots is the expert's number of pairs.
         holders: slots of all ranks.
-        most: upper bound of the pairs of all sources, below 2^30.
+        most: upper bound of the number of pairs of all sources together, below 2^30.
 
     Returns:
-        int32[N, M]: pairs of every source for every slot, slots in rank order.
+        int32[N, M]: number of pairs from every source to every slot, with slots in rank order.
     """
     order = holders.slot_M
     class_M, tokens_M = holders.class_NS.reshape(-1)[order], tokens_NS.reshape(-1)[order]
@@ -255,8 +253,9 @@ def by_source(
     share_M = jnp.where(tokens_M == class_tokens_M, ONE, part_M)
     floor_NM = times(counts_NM, share_M[None]).whole
 
-    # An expert's remainders laid end to end, by (round, source) and by slot, have the same total length; each overlap
-    # is dealt from the source to the slot. Several rounds spread a source over more slots.
+    # Place an expert's remainders end to end, once by (round, source) and once by slot; both have the same total
+    # length. The overlap of a source's interval with a slot's is the number of tokens that the source sends to the
+    # slot. Several rounds spread a source over more slots.
     end_M = _up_to(tokens_M - jnp.sum(floor_NM, axis=0, dtype=jnp.int32), holders)
     start_M = jnp.where(jnp.arange(end_M.size, dtype=jnp.int32) == holders.first_M, 0, jnp.roll(end_M, 1))
     left_NM = counts_NM - _of_class(floor_NM, holders)
@@ -270,12 +269,12 @@ def by_source(
 
 
 def _up_to(values_M: jax.Array, holders: ReplicaMap) -> jax.Array:
-    """Sums over the slots of the same expert, for every slot up to and including itself."""
+    """Sums the values of the same expert's slots up to and including each slot."""
     sums_M = jnp.cumsum(values_M, dtype=jnp.int32)
     return sums_M - (sums_M - values_M)[holders.first_M]
 
 
 def _of_class(values_NM: jax.Array, holders: ReplicaMap) -> jax.Array:
-    """Sums over all slots of the same expert, for every source and slot."""
+    """Sums the values of all slots of each slot's expert, for every source."""
     sums_NM = jnp.cumsum(values_NM, axis=1, dtype=jnp.int32)
     return sums_NM[:, holders.last_M] - (sums_NM - values_NM)[:, holders.first_M]

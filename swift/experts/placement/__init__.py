@@ -1,8 +1,8 @@
-"""Expert placement: which expert each slot of each rank holds, decided every iteration from popularity.
+"""Expert placement: which expert each slot of each rank holds, decided in every iteration from popularity.
 
-``policy`` defines the interface of policies, their common steps and the static policy; ``symi``, ``flexmoe`` and
-``packed`` contain the other policies. ``replicas`` counts and lays out replicas, and ``trial`` checks a user's policy
-before a run. ``library`` offers placement without a trainer, with NumPy arrays.
+``policy`` defines the interface of policies, the steps that they share, and the static policy; ``symi``, ``flexmoe``
+and ``packed`` contain the other policies. ``replicas`` counts and lays out replicas, and ``trial`` checks a user's
+policy before a run. ``library`` provides placement for NumPy arrays, without a trainer.
 """
 
 from typing import TYPE_CHECKING

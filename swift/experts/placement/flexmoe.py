@@ -18,7 +18,7 @@ from swift.experts.placement.replicas import replica_counts
 
 
 class FlexMoEState(NamedTuple):
-    """State of FlexMoE, shared by all layers, so that they rebalance together."""
+    """State of FlexMoE; all layers share it, so that they rebalance in the same iteration."""
 
     iteration: jax.Array  # int32[], iterations since the last rebalance
 
@@ -27,9 +27,9 @@ class FlexMoEState(NamedTuple):
 class FlexMoE:
     """Rebalances every ``interval`` iterations, one shift at a time (FlexMoE, SIGMOD'23).
 
-    A shift takes one slot from the expert that would have the smallest load per replica without it, and gives it to
-    the expert with the largest load per replica, as long as the giver stays below that load. The giver loses the last
-    of its slots in flat order; every other slot keeps its expert, so only the slots that change have to migrate.
+    A shift takes one slot from the expert that would have the smallest load per replica without it, and gives the slot
+    to the expert with the largest load per replica, provided that the giver stays below that load. The giver loses the
+    last of its slots in flat order. Every other slot keeps its expert, so only the slots that change have to migrate.
 
     The largest load per replica never rises, and a rebalance ends only at the minimum over all placements, up to
     float32 rounding: if no expert can spare a slot, none could in a better placement. No slot changes twice in one
@@ -80,7 +80,7 @@ class FlexMoE:
 
 
 def _rebalance(due: jax.Array, popularity_E: jax.Array, placement_M: jax.Array, counts_E: jax.Array) -> jax.Array:
-    """Shifts slots of one layer as long as a shift helps; leaves them unchanged unless a rebalance is due."""
+    """Shifts slots of one layer as long as that reduces the largest load; changes nothing unless a rebalance is due."""
     tokens_E = popularity_E.astype(jnp.float32)
     classes_E = jnp.arange(counts_E.shape[0], dtype=jnp.int32)
     slots_M = jnp.arange(placement_M.shape[0], dtype=jnp.int32)

@@ -1,11 +1,11 @@
-"""Placement and token split as a library: NumPy arrays in, NumPy arrays out, without a trainer or a mesh.
+"""Placement and token split as a library: functions from NumPy arrays to NumPy arrays, without trainer or mesh.
 
     from swift.experts.placement import place_experts, rank_loads, split_tokens
 
     placement_LNS = place_experts(loads_LE, num_ranks=64, slots_per_rank=6)  # the expert in every slot
-    tokens_NNS = split_tokens(counts_NE, placement_LNS[0])  # of every source rank to every slot
+    tokens_NNS = split_tokens(counts_NE, placement_LNS[0])  # from every source rank to every slot
 
-Programs are compiled once for each shape.
+Each function is compiled once for each combination of shapes.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
@@ -24,19 +24,19 @@ from swift.experts.placement.packed import Packed
 from swift.experts.placement.policy import PlacementPolicy, PolicyState
 
 _MOST = 1 << 29
-"""Largest sum of loads in the int32 programs; larger sums, and fractions, are scaled to it."""
+"""Maximum sum of a layer's loads as int32; fractional loads and larger sums are scaled to it."""
 
 
 def place_experts(
     loads_LE: np.ndarray, num_ranks: int, slots_per_rank: int, policy: PlacementPolicy | None = None
 ) -> Int[np.ndarray, "L N S"]:
-    """Places the experts of every layer by their loads.
+    """Places the experts of every layer according to their loads.
 
     Args:
-        loads_LE: tokens of each expert, of any unit; ``[E]`` is one layer.
+        loads_LE: load of each expert, such as its number of tokens, in any unit; ``[E]`` is one layer.
         num_ranks: number of expert ranks, N.
         slots_per_rank: slots of a rank, S.
-        policy: placement policy, which makes one decision starting from its initial placement; None: ``Packed()``.
+        policy: placement policy, called once on its initial placement; None for ``Packed()``.
 
     Returns:
         int32[L, N, S], the expert in every slot.
@@ -60,7 +60,7 @@ def rank_loads(
     """Computes each rank's load, with every expert's load divided among its replicas.
 
     Args:
-        loads_LE: tokens of each expert, of any unit; ``[E]`` is one layer.
+        loads_LE: load of each expert, such as its number of tokens, in any unit; ``[E]`` is one layer.
         placement_LNS: the expert in every slot; every expert has at least one.
         evenly: whether all replicas of an expert get the same load; otherwise the split minimizes the load of the
             fullest rank.
@@ -85,17 +85,17 @@ def rank_loads(
 
 
 def split_tokens(counts_NE: np.ndarray, placement_NS: Int[np.ndarray, "N S"]) -> Int[np.ndarray, "N N S"]:
-    """Splits the tokens from every source rank for every expert over the expert's replicas, in whole tokens.
+    """Splits the tokens of every source rank and expert over the expert's replicas, in whole tokens.
 
-    The fullest rank gets at most 1.001 times the least possible load, plus one token for each of its slots. Each slot
-    gets nearly the same share of the expert's tokens from all sources.
+    The fullest rank gets at most 1.001 times the smallest possible maximum load, plus one token for each of its slots.
+    Each slot gets nearly the same share of its expert's tokens from all sources.
 
     Args:
         counts_NE: tokens of every source rank for each expert; their sum is below 2^30.
         placement_NS: the expert in every slot; every expert has at least one.
 
     Returns:
-        int32[N, N, S]: tokens of every source for every slot.
+        int32[N, N, S]: number of tokens from every source to every slot.
 
     >>> split_tokens(np.array([[8, 0], [4, 4]]), np.array([[0], [1]])).tolist()
     [[[8], [0]], [[4], [4]]]
@@ -112,7 +112,7 @@ def check_loads(loads: np.ndarray) -> Float[np.ndarray, "L E"]:
     """Checks loads and returns them as float ``[L, E]``.
 
     Raises:
-        SettingError: the loads are not numbers by expert, or by layer and expert, or out of range.
+        SettingError: the loads are not numbers ``[E]`` or ``[L, E]``, or are out of range.
     """
     array = np.asarray(loads)
     shape = f"{array.dtype}{list(array.shape)}"

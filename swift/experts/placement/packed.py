@@ -1,7 +1,7 @@
-"""Placements as even as possible: ``MinMax`` balances slots, ``Packed`` balances ranks, whose slots share capacity.
+"""Policies for even loads: ``MinMax`` balances slots, ``Packed`` balances ranks, for slots that share capacity.
 
 ``MinMax`` minimizes the load of the most loaded replica. ``Packed`` distributes the same replicas so that ranks are
-evenly loaded: with capacity by rank, the slot does not matter.
+evenly loaded: with capacity by rank, the loads of single slots do not matter.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank, M = N * S slots of a layer.
 """
@@ -19,7 +19,7 @@ from swift.experts.placement.replicas import contiguous
 
 @dataclass(frozen=True)
 class MinMax(StartsUniform):
-    """Gives each next replica to the expert with the most tokens per replica, until the slots are full.
+    """Repeatedly gives a replica to the expert with the most tokens per replica, until the slots are full.
 
     Replicas are laid out in expert order. No placement has a smaller largest load per replica, up to float32 rounding:
     an expert gets another replica only while its load is the largest, and every placement with a smaller largest load
@@ -36,7 +36,7 @@ class MinMax(StartsUniform):
     def __call__(
         self, popularity_LE: Int[Array, "L E"], placement_LNS: Int[Array, "L N S"], state: PolicyState
     ) -> tuple[Int[Array, "L N S"], PolicyState]:
-        """Places replicas so that the largest load per replica is minimal; uniformly for a layer without tokens."""
+        """Places replicas so that the largest load per replica is minimal, or uniformly for a layer without tokens."""
         return place_contiguously(minmax_replicas, popularity_LE, placement_LNS), state
 
 
@@ -47,9 +47,9 @@ def minmax_replicas(
 
     Args:
         popularity_E: int32[E], tokens per expert.
-        num_slots: replicas of all experts together.
+        num_slots: total number of replicas of all experts.
         first_of_ties: whether the first of several experts with the largest load gets the next replica, as in
-            DeepSeek's EPLB; otherwise the expert with the fewest replicas, so that a layer without tokens becomes
+            DeepSeek's EPLB. Otherwise the one with the fewest replicas gets it, so that a layer without tokens becomes
             uniform.
     """
     tokens_E = popularity_E.astype(jnp.float32)
@@ -67,12 +67,12 @@ def minmax_replicas(
 
 @dataclass(frozen=True)
 class Packed(StartsUniform):
-    """Packs the replicas of ``MinMax``, the most loaded first, each on the least loaded rank with a free slot.
+    """Places the replicas of ``MinMax``, most loaded first, each on the least loaded rank with a free slot.
 
     Two replicas of an expert may share a rank: only the balance between ranks counts, and keeping replicas apart would
     worsen it. If experts tie for a replica, both tie-breaks are tried. If expert order happens to balance the ranks
-    better, expert order is used. Finally slots are exchanged between the most loaded rank and another one, the best two
-    at a time, as long as that helps.
+    better, expert order is used. Finally, slots are exchanged between the most loaded rank and another rank, always the
+    best pair of slots, as long as this reduces the larger of the two loads.
 
     >>> policy = Packed()
     >>> placement_LNS, state = policy.init(num_layers=1, num_classes=4, num_ranks=2, slots_per_rank=2)
@@ -85,7 +85,7 @@ class Packed(StartsUniform):
     def __call__(
         self, popularity_LE: Int[Array, "L E"], placement_LNS: Int[Array, "L N S"], state: PolicyState
     ) -> tuple[Int[Array, "L N S"], PolicyState]:
-        """Packs the replicas of every layer; uniform replicas for a layer without tokens."""
+        """Packs the replicas of every layer; in a layer without tokens, experts get equally many replicas."""
         _, num_ranks, slots_per_rank = placement_LNS.shape
 
         def place(popularity_E: jax.Array) -> jax.Array:
@@ -103,7 +103,7 @@ def _pack(popularity_E: jax.Array, num_ranks: int, slots_per_rank: int) -> jax.A
         largest = jnp.max(jnp.stack([packed_N, jnp.sum(load_E[in_order_NS], axis=1)]), axis=1)
         return jnp.stack([packed_NS, in_order_NS]), largest, replicas_E
 
-    # Experts may tie for a replica, and either choice may be the one that packs better.
+    # Experts may tie for a replica, and either choice may give the better packing.
     placement_TCNS, largest_TC, replicas_TE = jax.vmap(start)(jnp.array([False, True]))
     best = jnp.argmin(largest_TC.reshape(-1))
     replicas_E = replicas_TE[best // largest_TC.shape[1]]
@@ -115,7 +115,7 @@ def _pack(popularity_E: jax.Array, num_ranks: int, slots_per_rank: int) -> jax.A
 def _greedy(
     load_E: jax.Array, replicas_E: jax.Array, num_ranks: int, slots_per_rank: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Packs replicas, most loaded first, onto the least loaded rank with a free slot: (placement, rank loads)."""
+    """Places replicas, most loaded first, on the least loaded rank with a free slot; returns (placement, loads)."""
     num_slots = num_ranks * slots_per_rank
     by_load_E = jnp.argsort(-load_E, stable=True).astype(jnp.int32)
     class_M = jnp.repeat(by_load_E, replicas_E[by_load_E], total_repeat_length=num_slots)
@@ -134,7 +134,7 @@ def _greedy(
 
 def _whole_loads(popularity_E: jax.Array, replicas_E: jax.Array) -> jax.Array:
     """Computes each expert's load per replica, int32, scaled so that the loads of all slots sum to less than 2^30."""
-    # In integers a comparison of sums does not depend on how a compiler fuses. The total may exceed 32 bits.
+    # Comparisons of integer sums do not depend on how a compiler fuses operations. The total may exceed 32 bits.
     high = jnp.sum(popularity_E >> 12, dtype=jnp.int32)
     low = jnp.sum(popularity_E & 0xFFF, dtype=jnp.int32)
     bits = 1 + jnp.maximum(jnp.where(high > 0, 12 + 32 - lax.clz(high), 0), 32 - lax.clz(low))
@@ -151,14 +151,14 @@ def _exchanged(placement_NS: jax.Array, load_E: jax.Array) -> jax.Array:
         load_NS = load_E[class_M].reshape(num_ranks, num_slots)
         load_N = jnp.sum(load_NS, axis=1, dtype=jnp.int32)
         fullest, most = jnp.argmax(load_N).astype(jnp.int32), jnp.max(load_N)
-        # An exchange within the fullest rank must never win: its own slots leave the load of the whole rank.
+        # An exchange within the fullest rank must never be chosen: for its own slots, use the load of the whole rank.
         is_fullest_N1 = (jnp.arange(num_ranks, dtype=jnp.int32) == fullest)[:, None]
         load_M, left_M = load_NS.reshape(-1), jnp.where(is_fullest_N1, most, load_N[:, None] - load_NS).reshape(-1)
 
         def larger(load: jax.Array) -> jax.Array:
             return jnp.maximum(most - load + load_M, left_M + load)
 
-        # A minimum of integers is much faster than its position, so argmin runs over a single row only.
+        # For integers min is much faster than argmin, so argmin runs only over a single row.
         slot = jnp.argmin(jax.vmap(lambda load: jnp.min(larger(load)))(load_NS[fullest])).astype(jnp.int32)
         larger_M, index = larger(load_NS[fullest, slot]), fullest * num_slots + slot
         other = jnp.argmin(larger_M).astype(jnp.int32)

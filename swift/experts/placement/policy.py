@@ -1,4 +1,4 @@
-"""The interface for placement policies, the steps that most policies share, and the static policy.
+"""Interface of placement policies, the steps that most policies share, and the static policy.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
@@ -15,15 +15,15 @@ from swift.errors import SettingError
 from swift.experts.placement.replicas import contiguous
 
 PolicyState: TypeAlias = Any
-"""Pytree of arrays; the empty tuple for a stateless policy."""
+"""State of a policy: a pytree of arrays, or the empty tuple for a stateless policy."""
 
 
 class PlacementPolicy(Protocol):
     """Chooses the next iteration's placement from this iteration's popularity.
 
-    A policy is a frozen dataclass without arrays: hashable, so that a jitted function may close over it or take it as a
-    static argument. It is pure and deterministic: every rank calls it with the same popularity and computes the same
-    placement without any communication. Every expert has a slot in every placement. Slots are in no particular order.
+    A policy is a frozen dataclass without arrays. It is thus hashable, and a jitted function may close over it or take
+    it as a static argument. It is pure and deterministic: every rank calls it with the same popularity and computes the
+    same placement without communication. Every expert has a slot in every placement; slots may be in any order.
     """
 
     @property
@@ -66,9 +66,9 @@ def check_slots(num_classes: int, num_ranks: int, slots_per_rank: int) -> None:
 
 
 def uniform_placement(num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int) -> Int[Array, "L N S"]:
-    """Places equally many replicas of every expert, in expert order.
+    """Places the same number of replicas of every expert, in expert order.
 
-    If the number of experts does not divide the number of slots, the first experts get one replica more.
+    If the number of slots is not a multiple of the number of experts, the first experts get one more replica.
 
     Args:
         num_layers: number of expert layers, L.
@@ -93,12 +93,12 @@ def uniform_placement(num_layers: int, num_classes: int, num_ranks: int, slots_p
 
 
 class StartsUniform:
-    """Base of stateless policies that start from the uniform placement."""
+    """Base class of stateless policies that start from the uniform placement."""
 
     def init(
         self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
     ) -> tuple[Int[Array, "L N S"], PolicyState]:
-        """Returns the uniform placement, int32[L, N, S], and no state."""
+        """Returns the uniform placement, int32[L, N, S], and the empty state."""
         return uniform_placement(num_layers, num_classes, num_ranks, slots_per_rank), ()
 
 
@@ -107,11 +107,11 @@ def place_contiguously(
     popularity_LE: Int[Array, "L E"],
     placement_LNS: Int[Array, "L N S"],
 ) -> Int[Array, "L N S"]:
-    """Places every layer in expert order, with replica counts that a rule derives from the layer's popularity.
+    """Places every layer in expert order, with replica counts computed by a rule from the layer's popularity.
 
     Args:
-        replicas_of: rule ``(popularity int32[E], num_slots) -> replicas int32[E]``: at least one per expert,
-            ``num_slots`` in total.
+        replicas_of: rule ``(popularity int32[E], num_slots) -> replicas int32[E]``, with at least one replica per
+            expert and ``num_slots`` in total.
         popularity_LE: int32[L, E], tokens per expert.
         placement_LNS: int32[L, N, S], current placement; only its shape is used.
 
@@ -130,10 +130,10 @@ def place_contiguously(
 
 @dataclass(frozen=True)
 class Static:
-    """Uniform replicas, S * N / E per expert, never changed; the first experts have one more if there is a remainder.
+    """Keeps a uniform placement: S * N / E replicas per expert, and one more for the first experts if not divisible.
 
-    Slots are assigned round-robin, as DeepSpeed lays them out: the replicas of an expert are on different ranks, E / S
-    ranks apart where S divides E.
+    Slots are assigned round-robin, as in DeepSpeed: the replicas of an expert are on different ranks, E / S ranks apart
+    if S divides E.
 
     >>> Static().init(num_layers=1, num_classes=4, num_ranks=4, slots_per_rank=2)[0].tolist()
     [[[0, 1], [2, 3], [0, 1], [2, 3]]]
@@ -144,7 +144,7 @@ class Static:
     def init(
         self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
     ) -> tuple[Int[Array, "L N S"], PolicyState]:
-        """Returns the round-robin placement, int32[L, N, S], and no state."""
+        """Returns the round-robin placement, int32[L, N, S], and the empty state."""
         check_slots(num_classes, num_ranks, slots_per_rank)
         placement_NS = jnp.arange(num_ranks * slots_per_rank, dtype=jnp.int32) % num_classes
         return jnp.broadcast_to(placement_NS.reshape(1, num_ranks, -1), (num_layers, num_ranks, slots_per_rank)), ()

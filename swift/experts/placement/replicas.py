@@ -1,6 +1,6 @@
-"""Replicas per expert: counts them in a placement, lays them out, and measures their balance.
+"""Replicas per expert: counting them in a placement, laying them out, and measuring their balance.
 
-A placement is valid for training if every expert has a slot, and every slot an expert.
+A placement is valid for training if every expert has a slot and every slot holds an expert.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
@@ -30,7 +30,7 @@ def replica_counts(placement_LNS: Int[Array, "L N S"], num_classes: int) -> Int[
 
 
 def contiguous(counts_E: Int[Array, " E"], num_ranks: int, slots_per_rank: int) -> Int[Array, "N S"]:
-    """Lays out one layer in expert order: replicas fill one rank before the next (SYMI, Algorithm 1).
+    """Lays out the replicas of one layer in expert order, filling one rank after the other (SYMI, Algorithm 1).
 
     Args:
         counts_E: int32[E], replicas of each expert; they sum to ``num_ranks * slots_per_rank``.
@@ -49,7 +49,7 @@ def contiguous(counts_E: Int[Array, " E"], num_ranks: int, slots_per_rank: int) 
 
 
 def changed_slots(old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Int[Array, ""]:
-    """Counts the slots, over all layers, whose expert differs between two placements and has to migrate.
+    """Counts the slots, over all layers, that hold different experts in two placements and have to migrate.
 
     Args:
         old_LNS: int32[L, N, S], placement before.
@@ -69,10 +69,10 @@ def load_imbalance(popularity_LE: Int[Array, "L E"], replicas_LE: Int[Array, "L 
 
     Args:
         popularity_LE: int32[L, E], tokens per expert, before any drop.
-        replicas_LE: int32[L, E], replicas, at least one per expert.
+        replicas_LE: int32[L, E], number of replicas of each expert, at least one.
 
     Returns:
-        float32[L]: 1.0 if all slots are equally loaded, and if there are no tokens.
+        float32[L]: 1.0 if all slots are equally loaded, or if there are no tokens.
 
     >>> load_imbalance(jnp.array([[6, 2]]), jnp.array([[2, 2]])).tolist()
     [1.5]
@@ -95,18 +95,18 @@ def total_tokens(popularity_E: Int[Array, "... E"]) -> Float[Array, "..."]:
     >>> float(total_tokens(jnp.array([2**31 - 1, 1])))
     2147483648.0
     """
-    # A float32 sum depends on the backend's order of addition, and an int32 sum may overflow: sum 16-bit halves.
+    # A float32 sum depends on the order in which a backend adds, and an int32 sum may overflow, so sum 16-bit halves.
     high = jnp.sum(popularity_E >> 16, axis=-1, dtype=jnp.int32)
     low = jnp.sum(popularity_E & 0xFFFF, axis=-1, dtype=jnp.int32)
     return high.astype(jnp.float32) * 65536 + low.astype(jnp.float32)
 
 
 def replica_error(replicas_LE: Int[np.ndarray, "L E"], num_slots: int) -> str | None:
-    """Describes the first fault of a placement, given its replica counts; None for a valid placement.
+    """Describes the first error in a placement, given its replica counts; returns None for a valid placement.
 
     Args:
-        replicas_LE: int[L, E], slots that hold each expert; a slot with an invalid expert number counts for none.
-        num_slots: slots of a layer.
+        replicas_LE: int[L, E], number of slots that hold each expert, without slots that have an invalid expert number.
+        num_slots: number of slots of a layer.
 
     >>> replica_error(np.array([[2, 2, 0]]), num_slots=4)
     'expert 2 of 0 to 2 has no slot in layer 0'
@@ -124,7 +124,7 @@ def replica_error(replicas_LE: Int[np.ndarray, "L E"], num_slots: int) -> str | 
 
 
 def placement_error(placement_LNS: Int[np.ndarray, "L N S"], num_classes: int) -> str | None:
-    """Describes the first fault of a placement, given the expert in every slot; None for a valid placement."""
+    """Describes the first error in a placement, given the expert in every slot; returns None for a valid placement."""
     num_slots = math.prod(placement_LNS.shape[1:])
     placement_LM = placement_LNS.reshape(-1, num_slots)
     replicas_LE = [np.count_nonzero(placement_LM == number, axis=1) for number in range(num_classes)]

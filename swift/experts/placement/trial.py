@@ -1,6 +1,6 @@
 """Trial of a user's placement policy before a run: JAX must be able to trace it, and its placements must be valid.
 
-Errors found here are the policy author's, so messages name the line in the author's file.
+Errors found here are mistakes of the policy's author, so messages name the line in the author's file.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
@@ -37,16 +37,17 @@ def check_policy(
 
     Args:
         policy: policy to try.
-        num_layers: expert layers of a stage, L.
+        num_layers: number of expert layers of a stage, L.
         num_classes: number of experts, E.
         num_ranks: number of expert ranks, N.
         slots_per_rank: slots per rank, S.
-        num_tokens: (token, choice) pairs of a layer in an iteration.
+        num_tokens: number of (token, choice) pairs of a layer in an iteration.
         setting: name of the setting that selects the policy, for error messages.
 
     Raises:
-        SettingError: the policy cannot be traced, does not return a placement and a state like the previous one, or
-            decides differently when traced a second time; the message says where.
+        SettingError: the policy cannot be traced, does not return a valid placement and a state with the structure,
+            shapes and dtypes of the previous one, or decides differently when traced a second time. The message says
+            where.
     """
     trial = _Trial(policy, setting)
     slots_LNS = (num_layers, num_ranks, slots_per_rank)
@@ -67,7 +68,7 @@ def check_policy(
 
 
 class _Trial:
-    """One policy under trial, with the setting that selected it."""
+    """Checks of one policy, and the errors that name the setting that selected it."""
 
     def __init__(self, policy: PlacementPolicy, setting: str):
         self._policy, self._setting = policy, setting
@@ -76,7 +77,7 @@ class _Trial:
         raise SettingError(self._setting, self._policy, reason)
 
     def attempt(self, method: str, call: Callable[[], Any]) -> Any:
-        """Returns a call's result; reports an exception as an error in the policy's method."""
+        """Returns the result of a call; turns an exception into a SettingError about the policy's method."""
         try:
             return call()
         except SettingError:
@@ -97,7 +98,7 @@ class _Trial:
         return f" ({policy_file.rpartition('/')[2]}:{lines[-1].lineno})" if lines else ""
 
     def pair(self, method: str, result: Any, slots_LNS: tuple[int, int, int]) -> tuple[Any, Any]:
-        """Checks that a method returned a placement and a state, as abstract arrays."""
+        """Checks that a method returned a placement and a state, both as abstract arrays; returns them."""
         if not isinstance(result, tuple) or len(result) != 2:
             self.refuse(f"{method} returns {_described(result)}: must return (placement, state)")
         placement, state = result
@@ -108,7 +109,7 @@ class _Trial:
         return placement, state
 
     def same(self, method: str, before: Any, after: Any) -> None:
-        """Refuses a state that differs from the previous one in structure, shapes or dtypes."""
+        """Raises SettingError if a state differs from the previous one in structure, shapes or dtypes."""
         kinds = [[(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)] for state in (before, after)]
         trees: list[Any] = [jax.tree.structure(state) for state in (before, after)]
         if trees[0] != trees[1] or kinds[0] != kinds[1]:
@@ -118,7 +119,7 @@ class _Trial:
     def run(
         self, num_classes: int, slots_LNS: tuple[int, int, int], loads: dict[str, np.ndarray]
     ) -> dict[str, tuple[Any, Any]]:
-        """Traces the policy a second time and returns the placement and state after each of the loads in turn."""
+        """Traces the policy anew, runs it on the loads in turn, and returns the placement and state after each."""
         num_layers, *slots_NS = slots_LNS
         policy = self._policy
         now = jax.jit(lambda: policy.init(num_layers, num_classes, *slots_NS))()

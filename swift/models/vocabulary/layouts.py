@@ -1,15 +1,16 @@
 """Layouts of a sharded embedding and head: where their state lives, and how slots are filled from it.
 
-Embedding (``RowSharded``): each rank has the state of its rows, and looks up in the same rows. Rows are dealt out in
-turn: row r is on rank ``r % N``. Tokenizers number frequent tokens first, so all ranks have equally many frequent rows.
-A rank computes with the very rows that it updates, so no row is exchanged with the optimizer's slices. Only the
-parameters before the rows, the learned positions, are whole on every rank, and sliced as in ``Decoupled``.
+Embedding (``RowSharded``): each rank has the state of its rows, and looks up tokens in the same rows. Rows are assigned
+round-robin: row r is on rank ``r % N``. Tokenizers number frequent tokens first, so all ranks have equally many
+frequent rows. A rank computes with the same rows that it updates, so no row is exchanged with optimizer slices. Only
+the parameters before the rows, the learned positions, are whole on every rank; their state is sliced as in
+``Decoupled``.
 
-Head (``ColumnSharded``): the state stays as in ``Decoupled``: each rank has 1/N of the head's numbers, consecutive
-ones, which are a few rows of its matrix. But a rank multiplies by a few columns. So weights and gradients are exchanged
-between rows and columns, each number once; a head that is whole on every rank is sent N times. A slice begins and ends
-anywhere in a row. It is sent as whole rows, with zeros before its first number and after its last: two ranks may send
-parts of the same row, and the sum of the parts is the row.
+Head (``ColumnSharded``): the state is sliced as in ``Decoupled``: each rank has 1/N of the head's parameters, which are
+consecutive and cover a few rows of its matrix. A rank multiplies by a few columns, however. Weights and gradients are
+therefore exchanged between rows and columns, each number once; a head that is whole on every rank would be sent N
+times. A slice may begin and end anywhere in a row. It is sent as whole rows, with zeros before its first number and
+after its last: two ranks may send parts of the same row, and the sum of the parts is the row.
 
 Legend: L layers, E experts, both 1; N ranks, D model dim, V vocabulary, v rows or columns of a rank, V / N padded;
 P parameters before the table or matrix, p = P / N padded, W all parameters, w = W / N padded; R rows that a slice may
@@ -31,16 +32,16 @@ from swift.mesh.per_rank import EXPERT_AXIS
 
 
 def share_size(vocab_size: int, num_ranks: int) -> int:
-    """Rows or columns per rank, v; the last ranks' are padded if the vocabulary is no multiple of the ranks."""
+    """Returns the rows or columns per rank, v; the last ranks have padding if V is not a multiple of N."""
     return -(-vocab_size // num_ranks)
 
 
 @dataclass(frozen=True)
 class RowSharded(Decoupled):
-    """A rank's state is its rows and its slice of the parameters before them; its slot has these parameters whole.
+    """Layout in which a rank's state is its rows of the table, and its slice of the parameters before the rows.
 
-    A step accumulates two gradients: of the rows, summed over the tokens of all ranks; and of the parameters before the
-    rows, for the rank's own tokens.
+    A slot has the rank's rows, and all parameters before the rows. A step accumulates two gradients: that of the rows,
+    summed over the tokens of all ranks, and that of the parameters before the rows, for the rank's own tokens only.
 
     Attributes, in addition to ``Decoupled``'s:
         num_rows: rows of the table, V, which comes last among the parameters.
@@ -105,16 +106,16 @@ class RowSharded(Decoupled):
 
     @property
     def _slice_before(self) -> int:
-        """Numbers in a slice of the parameters before the rows, p."""
+        """Size of a rank's slice of the parameters before the rows, p."""
         return padded_size(self.num_before, self.num_ranks) // self.num_ranks
 
 
 @dataclass(frozen=True)
 class ColumnSharded(Decoupled):
-    """State as in ``Decoupled``; a slot has the norm and its rank's columns in each row of the matrix.
+    """Layout with state as in ``Decoupled``, in which a slot has the norm and its rank's columns of the matrix.
 
-    A step accumulates two gradients: of the columns, summed over the tokens of all ranks; and of the norm, for the
-    rank's own tokens.
+    A step accumulates two gradients: that of the columns, summed over the tokens of all ranks, and that of the norm,
+    for the rank's own tokens only.
 
     Attributes, in addition to ``Decoupled``'s:
         num_rows: rows of the matrix, D, which comes last among the parameters.
@@ -126,7 +127,7 @@ class ColumnSharded(Decoupled):
 
     @property
     def message_size(self) -> int:
-        """Numbers that a rank sends to each rank, including itself, in either direction."""
+        """Number of values that a rank sends to each rank, including itself, to collect or to materialize."""
         return self._touched * self._share + self._num_before
 
     def collect(
@@ -158,7 +159,7 @@ class ColumnSharded(Decoupled):
         norm_P = jnp.where(is_mine_P, jnp.take(mine_w, index_P, mode="clip"), jnp.zeros((), mine_w.dtype))
         sent_NM = jax.vmap(_message, (None, 1))(norm_P, columns_RNv)
         norm_NP, columns_NRv = self._exchange(sent_NM)
-        # Every number is in one message, and zero in all others.
+        # Every number of the norm is in one message, and zero in all others.
         return _message(jnp.sum(norm_NP, axis=0), self._matrix(columns_NRv))[None, None]
 
     def _exchange(self, sent_NM: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -204,12 +205,12 @@ class ColumnSharded(Decoupled):
 
     @property
     def _width(self) -> int:
-        """Numbers of a slice, w."""
+        """Size of a slice, w."""
         return padded_size(self.size, self.num_ranks) // self.num_ranks
 
     @property
     def _first_rows(self) -> list[int]:
-        """Row in which each rank's slice begins; negative before the matrix."""
+        """Row in which each rank's slice begins; negative if it begins before the matrix."""
         return [(start - self._num_before) // self.num_columns for start in self._starts]
 
     @property
@@ -226,7 +227,7 @@ class ColumnSharded(Decoupled):
 
 
 def _own_number(numbers: list[int]) -> jax.Array:
-    """Returns this rank's number from a list, int32. Computed on the device, a position might exceed 2^31."""
+    """Returns this rank's number from a list, int32; computing positions on the device could exceed 2^31."""
     return jnp.array(numbers, jnp.int32)[lax.axis_index(EXPERT_AXIS)]
 
 

@@ -1,20 +1,20 @@
 """Embedding lookup on a rank, whole or sharded, and its gradient.
 
-Sharded table: each rank has some of the rows, and requests the others that its tokens need. Rows are dealt out in turn:
-row r is on rank ``r % N``. So all ranks have equally many frequent rows if rows are ordered by popularity, and nearly
-so in a tokenizer's order. Tokens are used as unevenly as experts (Zipf), so a token that occurs several times is
-requested once (RecD's inverse indices). Requests and rows travel in rounds of small buffers, as many as the pair of
-ranks with the most requests needs: no token is ever left out.
+Sharded table: each rank has some of the rows, and requests the others that its tokens need. Rows are assigned
+round-robin: row r is on rank ``r % N``. All ranks therefore have equally many frequent rows if rows are ordered by
+popularity, and nearly so in a tokenizer's order. Tokens are used as unevenly as experts (Zipf), so the row of a token
+that occurs several times is requested only once (RecD's inverse indices). Requests and rows are sent in rounds of small
+buffers, as many as the pair of ranks with the most requests needs, so every token gets its row.
 
 Hot rows: for the duration of an iteration, a rank caches copies of the rows that it needs most. A row that several
 micro-batches need is fetched once, before the first of them, and the sum of its gradients is sent once, after the last
-(RecShard's placement by popularity). The popularity is the iteration's own, whose tokens are known when it begins:
-nothing has to be remembered between iterations, and every copy saves at least one request. Rows that all ranks need
+(RecShard's placement by popularity). The popularity is that of the iteration itself, whose tokens are known when it
+begins: nothing has to be kept between iterations, and every copy saves at least one request. Rows that all ranks need
 often are cached on all of them.
 
 Legend: N ranks, V rows of the table, v = V / N rows of a rank, H hot rows of a rank, n micro-batches, B sequences,
-T positions, or tokens of a rank in a micro-batch, K iterations, X requests of a rank, Q requests of a buffer from one
-rank to another, Z = N * Q places of the buffers, D width.
+T positions, or tokens of a rank in a micro-batch, K iterations, X requests of a rank, Q requests in a buffer from one
+rank to another, Z = N * Q places in the buffers, D width.
 """
 
 from typing import Any, NamedTuple
@@ -31,28 +31,28 @@ from swift.models.modules import at_least_float32, look_up, sum_rows
 from swift.models.parameters import Group
 
 NONE = -1
-"""Marks the absence of a request."""
+"""Row number that stands for no row."""
 
 _ROUNDS = 64
-"""Rounds for requests of all tokens, if none repeats and they spread evenly over the ranks; text takes a quarter."""
+"""Number of rounds if all tokens are distinct and spread evenly over the ranks; real text takes a quarter of it."""
 
 _COLUMNS_AT_ONCE = 256
-"""Gradient columns that are summed at once, a multiple of a TPU's 128 lanes."""
+"""Number of gradient columns that are summed at once, a multiple of a TPU's 128 lanes."""
 
 _TOKENS_PER_ROW = 16
-"""Tokens per hot row in a micro-batch. With 4, copies would save up to a quarter of the remaining bytes at 16
+"""Tokens per hot row in a micro-batch. With 4, copies would save up to a quarter of the remaining bytes with 16
 micro-batches, but take 9 MB more at OLMoE's width: over a tenth more memory than a plain lookup."""
 
 
 class HotRowCache(NamedTuple):
-    """Copies of other ranks' rows that a rank needs most."""
+    """Copies of the rows that a rank needs most."""
 
     hot_H: Int[Array, " H"]  # int32, the copied rows, ascending
     copy_HD: Float[Array, "H D"]
 
     @classmethod
     def none_like(cls, rows_D: Float[Array, "... D"]) -> "HotRowCache":
-        """Returns an empty cache."""
+        """Returns an empty cache for rows of the same width and dtype."""
         return cls(jnp.zeros(0, jnp.int32), rows_D[..., :0, :].reshape(0, rows_D.shape[-1]))
 
 
@@ -67,12 +67,12 @@ def embed(
     """Embeds tokens, from a whole or a sharded table.
 
     Args:
-        group: group of the embedding, as a rank has it.
+        group: group of the embedding, with the shapes that a rank has.
         state: the embedding's state on this rank.
-        copies: copies of other ranks' rows; None: all rows are requested.
-        tokens_BT: int32; all ranks that share the rows have equally many.
-        position_BT: int32; None: counted from 0.
-        num_ranks: ranks that share the rows; 1: the table is whole.
+        copies: copies of hot rows; None if all rows are requested.
+        tokens_BT: int32; all ranks that share the rows must have equally many tokens.
+        position_BT: int32; None for positions counted from 0.
+        num_ranks: number of ranks that share the rows; 1 if the table is whole.
     """
 
     def in_shares(own_vD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
@@ -121,10 +121,10 @@ def sharded_lookup(
 
     Args:
         own_vD: this rank's rows.
-        hot_H: int32, the rows that this rank has copies of, ascending; ``NONE`` for no row.
+        hot_H: int32, the rows of which this rank has copies, ascending; ``NONE`` for no row.
         copies_HD: copies of these rows.
-        tokens_BT: int32, tokens of this rank; all ranks have equally many.
-        num_ranks: N.
+        tokens_BT: int32, tokens of this rank; all ranks must have equally many.
+        num_ranks: number of ranks that share the rows, N.
     """
     requests, index_T, place_X, is_hot_X = _requests_of(tokens_BT, hot_H, num_ranks)
     rows_XD = jnp.zeros((len(index_T), own_vD.shape[1]), own_vD.dtype)
@@ -141,17 +141,17 @@ def sharded_lookup_gradient(
     num_ranks: int,
     wire_dtype: DTypeLike,
 ) -> tuple[Float[Array, "v D"], Float[Array, "H D"]]:
-    """Computes the gradient of ``sharded_lookup``, in at least float32 and in a fixed order; no row is sent.
+    """Computes the gradient of ``sharded_lookup``, in at least float32 and in a fixed order, without sending rows.
 
     Each rank sums the gradients of a row's tokens. For rows without a local copy, it sends the sums to the owner, which
-    adds up all ranks' sums.
+    adds the sums of all ranks.
 
     Args:
         d_x_BTD: gradients of the rows of this rank's tokens.
         hot_H: see ``sharded_lookup``.
-        tokens_BT: int32, tokens of this rank; all ranks have equally many.
-        num_rows: rows of this rank, v.
-        num_ranks: N.
+        tokens_BT: int32, tokens of this rank; all ranks must have equally many.
+        num_rows: number of rows of this rank, v.
+        num_ranks: number of ranks that share the rows, N.
         wire_dtype: dtype of gradients on the wire.
 
     Returns:
@@ -164,7 +164,7 @@ def sharded_lookup_gradient(
     total_vD = requests.add_on_owners(sums_XD, jnp.zeros((num_rows, d_rows_TD.shape[1]), wide))
     if not len(hot_H):
         return total_vD, jnp.zeros((0, d_rows_TD.shape[1]), wide)
-    # Index of each copy's sum; beyond the sums for a row that no token needs.
+    # Index of each copy's sum, or an index beyond the sums for a row that no token needs.
     index_X = jnp.arange(len(sums_XD), dtype=jnp.int32)
     source_H = jnp.full(len(hot_H), len(sums_XD), jnp.int32)
     copy_X = jnp.where(is_hot_X, place_X, len(hot_H) + index_X)
@@ -175,11 +175,11 @@ def sharded_lookup_gradient(
 def _requests_of(
     tokens_BT: jax.Array, hot_H: jax.Array, num_ranks: int
 ) -> tuple["Requests", jax.Array, jax.Array, jax.Array]:
-    """Requests the rows that tokens need and this rank has no copy of.
+    """Creates the requests for the rows that tokens need and of which this rank has no copy.
 
     Returns:
-        (requests; index of each token's row among the requested rows [T]; for each of these rows, its index among the
-        copies and whether it is there [X]). X = T, the most rows that tokens can need.
+        (requests; index of each token's row among the distinct rows [T]; index of each distinct row among the copies,
+        and whether it is there [X]). X = T, the largest possible number of distinct rows.
     """
     wanted_X, index_T = distinct(tokens_BT.reshape(-1))
     place_X, is_hot_X = _place_in(hot_H, wanted_X)
@@ -187,7 +187,7 @@ def _requests_of(
 
 
 def _place_in(hot_H: jax.Array, row_X: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Searches rows among a rank's copies: returns the index where each would be, int32[X], and whether it is there."""
+    """Searches rows among a rank's copies: returns the index of each, int32[X], and whether it is there."""
     if not len(hot_H):
         return jnp.zeros_like(row_X), jnp.zeros(len(row_X), bool)
     place_X = jnp.searchsorted(hot_H, row_X).astype(jnp.int32)
@@ -201,30 +201,30 @@ def distinct(row_T: Int[Array, " T"]) -> tuple[Int[Array, " T"], Int[Array, " T"
 
 
 class Requests(NamedTuple):
-    """Requests of a rank for distinct rows, by owner."""
+    """Requests of a rank for distinct rows, each addressed to the rank that owns the row."""
 
     owner_X: jax.Array  # int32
     row_X: jax.Array  # int32, row on the owner
     position_X: jax.Array  # int32, position among the requests to the same owner; negative for none
-    rounds: jax.Array  # int32, the same on all ranks
+    rounds: jax.Array  # int32, number of rounds, the same on all ranks
     buffer_size: int  # Q
     num_ranks: int  # N
 
     @classmethod
     def of(cls, wanted_X: Int[Array, " X"], buffer_size: int, num_ranks: int) -> "Requests":
-        """Divides the rows that a rank wants (or ``NONE``) among their owners."""
+        """Assigns the rows that a rank wants (or ``NONE``) to their owners."""
         is_wanted_X, owner_X = wanted_X != NONE, wanted_X % num_ranks
         ranks_1N = jnp.arange(num_ranks, dtype=jnp.int32)[None]
         is_to_XN = (owner_X[:, None] == ranks_1N) & is_wanted_X[:, None]
         count_XN = jnp.cumsum(is_to_XN, axis=0, dtype=jnp.int32)
         position_X = jnp.sum(jnp.where(is_to_XN, count_XN, 0), axis=1, dtype=jnp.int32) - 1
-        # All ranks must take part in equally many rounds, since each is a collective.
+        # All ranks must run the same number of rounds, since each round is a collective.
         most = lax.pmax(jnp.max(count_XN[-1]), EXPERT_AXIS)
         rounds = (most + buffer_size - 1) // buffer_size
         return cls(owner_X, wanted_X // num_ranks, position_X, rounds, buffer_size, num_ranks)
 
     def fetch(self, own_vD: Float[Array, "v D"], rows_XD: Float[Array, "X D"]) -> Float[Array, "X D"]:
-        """Fetches the requested rows; the other rows stay as in ``rows_XD``."""
+        """Returns ``rows_XD`` with the requested rows fetched from their owners; other rows stay unchanged."""
 
         def one_round(round_index: jax.Array, rows_XD: jax.Array) -> jax.Array:
             request_Z = self._in_places(round_index)
@@ -235,7 +235,7 @@ class Requests(NamedTuple):
         return lax.fori_loop(0, self.rounds, one_round, rows_XD)
 
     def add_on_owners(self, sums_XD: Float[Array, "X D"], total_vD: Float[Array, "v D"]) -> Float[Array, "v D"]:
-        """Adds all ranks' gradients for requested rows to this rank's."""
+        """Adds all ranks' gradients for the rows that they request from this rank to its own gradients."""
 
         def one_round(round_index: jax.Array, total_vD: jax.Array) -> jax.Array:
             request_Z = self._in_places(round_index)
@@ -246,7 +246,7 @@ class Requests(NamedTuple):
         return lax.fori_loop(0, self.rounds, one_round, total_vD)
 
     def _in_places(self, round_index: jax.Array) -> jax.Array:
-        """Returns the request in each place ``[Z]`` of a round's buffers; a distinct index beyond X for none."""
+        """Returns the request in each place ``[Z]`` of a round's buffers, or a distinct index beyond X if empty."""
         position_X, num_places = self.position_X - round_index * self.buffer_size, self.num_ranks * self.buffer_size
         is_now_X = (self.position_X >= 0) & (position_X >= 0) & (position_X < self.buffer_size)
         place_X = jnp.where(is_now_X, self.owner_X * self.buffer_size + position_X, num_places)
@@ -259,7 +259,7 @@ class Requests(NamedTuple):
         return self._exchanged(self.row_X.at[request_Z].get(mode="fill", fill_value=NONE))
 
     def _exchanged(self, buffers: jax.Array) -> jax.Array:
-        """Exchanges buffers ``[Z, ...]``: one for each rank, against one from each rank."""
+        """Exchanges buffers ``[Z, ...]``: sends one to each rank, and returns those received from each rank."""
         by_rank = buffers.reshape(self.num_ranks, -1, *buffers.shape[1:])
         return lax.all_to_all(by_rank, EXPERT_AXIS, split_axis=0, concat_axis=0).reshape(buffers.shape)
 
@@ -269,20 +269,20 @@ def _requests(wanted_X: jax.Array, num_ranks: int) -> Requests:
 
 
 def max_requests_per_round(num_tokens: int, num_ranks: int) -> int:
-    """Requests of a rank to another in a round, Q, if each rank has ``num_tokens`` tokens."""
+    """Returns the number of requests per round from one rank to another, Q, if each rank has ``num_tokens`` tokens."""
     return -(-num_tokens // (_ROUNDS * num_ranks))
 
 
 def max_rounds(num_tokens: int, num_rows: int, num_ranks: int) -> int:
-    """Rounds for a lookup if all of a rank's tokens are distinct and spread evenly over the ranks."""
+    """Returns the rounds of a lookup if all of a rank's tokens are distinct and spread evenly over the ranks."""
     different = min(-(-num_tokens // num_ranks), -(-num_rows // num_ranks))
     return -(-different // max_requests_per_round(num_tokens, num_ranks))
 
 
 def _sum_tokens(d_rows_TD: jax.Array, index_T: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Sums the gradients of each distinct row's tokens ``[X, D]``, X = T, in at least float32, and then rounds."""
+    """Sums the gradients of each distinct row's tokens ``[X, D]``, X = T, in at least float32; casts to ``dtype``."""
     num_columns = d_rows_TD.shape[1]
-    # Some columns at a time: the intermediate sums of all columns would be larger than the gradients.
+    # A few columns at a time: the intermediate sums of all columns would be larger than the gradients.
     size = _COLUMNS_AT_ONCE if num_columns % _COLUMNS_AT_ONCE == 0 else num_columns
     wide = at_least_float32(d_rows_TD.dtype)
 
@@ -295,7 +295,7 @@ def _sum_tokens(d_rows_TD: jax.Array, index_T: jax.Array, dtype: DTypeLike) -> j
 
 
 def _added(total_vD: jax.Array, came_ZD: jax.Array, asked_Z: jax.Array, num_ranks: int) -> jax.Array:
-    """Adds gradients to the requested rows, rank by rank, since each rank requests a row at most once."""
+    """Adds gradients to the requested rows, one rank at a time, since each rank requests a row at most once."""
     beyond_Z = len(total_vD) + jnp.arange(len(asked_Z), dtype=jnp.int32)
     row_NQ = jnp.where(asked_Z == NONE, beyond_Z, asked_Z).reshape(num_ranks, -1)
     came_NQD = came_ZD.reshape(*row_NQ.shape, -1)
@@ -311,9 +311,9 @@ def num_hot_rows(num_tokens: int, vocab_size: int, num_microbatches: int) -> int
     """Returns the number of rows that a rank may copy, H; 0 for a single micro-batch, which requests each row once.
 
     Args:
-        num_tokens: tokens of a rank in a micro-batch, T.
-        vocab_size: V.
-        num_microbatches: micro-batches of an iteration in a pipeline.
+        num_tokens: number of tokens of a rank in a micro-batch, T.
+        vocab_size: number of rows of the table, V.
+        num_microbatches: number of micro-batches per iteration in a pipeline.
     """
     return min(-(-num_tokens // _TOKENS_PER_ROW), vocab_size) if num_microbatches > 1 else 0
 
@@ -321,17 +321,17 @@ def num_hot_rows(num_tokens: int, vocab_size: int, num_microbatches: int) -> int
 def choose_hot_rows(
     tokens_nT: Int[Array, "n T"], iteration_n: Int[Array, " n"], num_iterations: int, vocab_size: int, num_hot: int
 ) -> Int[Array, "K H"]:
-    """Chooses the rows that the most micro-batches of an iteration need, among rows that at least two need.
+    """Chooses the rows needed by the largest number of micro-batches of an iteration, and by at least two.
 
     Args:
         tokens_nT: int32, tokens of this rank.
-        iteration_n: int32, the iteration of a micro-batch; -1: it belongs to none.
-        num_iterations: K.
-        vocab_size: V.
-        num_hot: H.
+        iteration_n: int32, the iteration of each micro-batch; -1 if it belongs to none.
+        num_iterations: number of iterations, K.
+        vocab_size: number of rows of the table, V.
+        num_hot: number of rows to choose in each iteration, H.
 
     Returns:
-        int32, ascending for each iteration; ``NONE`` first, where fewer rows qualify.
+        int32[K, H], in ascending order for each iteration; if fewer rows qualify, ``NONE`` comes first.
     """
 
     def add(count_KV: jax.Array, microbatch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -342,12 +342,12 @@ def choose_hot_rows(
     def choose() -> jax.Array:
         row_n = jnp.where(iteration_n < 0, num_iterations, iteration_n)  # -1 would index the last one
         count_KV, _ = lax.scan(add, jnp.zeros((num_iterations, vocab_size), jnp.int32), (tokens_nT, row_n))
-        # As float32, which XLA:CPU does not have to sort; counts are at most the number of micro-batches, so they stay
-        # exact.
+        # In float32, for which XLA:CPU does not have to sort. Counts are at most the number of micro-batches, and
+        # therefore exact.
         most_KH, row_KH = largest(count_KV.astype(jnp.float32), num_hot)
         return jnp.sort(jnp.where(most_KH > 1, row_KH.astype(jnp.int32), NONE))
 
-    # Most workers of a pipeline embed nothing. Counting is local, so only some workers may take this branch.
+    # Most workers of a pipeline embed nothing. Counting needs no communication, so workers may take different branches.
     return lax.cond(jnp.any(iteration_n >= 0), choose, lambda: jnp.full((num_iterations, num_hot), NONE, jnp.int32))
 
 
@@ -369,7 +369,7 @@ def add_gradients_of_copies(
         total_vD: gradients of this rank's rows.
         d_copies_HD: gradients of this rank's copies.
         hot_H: int32, the copied rows, see ``choose_hot_rows``.
-        num_ranks: N.
+        num_ranks: number of ranks that share the rows, N.
         wire_dtype: dtype of gradients on the wire.
     """
     return _requests(hot_H, num_ranks).add_on_owners(d_copies_HD.astype(wire_dtype), total_vD)

@@ -1,9 +1,10 @@
 """Token loss under a sharded head: each rank scores all ranks' tokens, for its part of the vocabulary.
 
-A chunk of every rank's tokens is gathered and scored. Three numbers per token combine the ranks' scores: the largest
-logit, the sum of the exponentials and the label's logit. Then the gradients of the columns are complete, and the
-tokens' gradients are summed on their own ranks. As in ``losses``, gradients are computed with the loss, in three
-matmuls: a rank does as many FLOPs on its columns for all tokens as on the whole head for its own tokens.
+A chunk of every rank's tokens is gathered and scored. The ranks' scores are combined through three numbers per token:
+the largest logit, the sum of the exponentials and the label's logit. The gradients of the columns are then complete,
+and the tokens' gradients are summed on the ranks that own the tokens. As in ``losses``, gradients are computed together
+with the loss, in three matmuls: processing all tokens with a rank's columns takes as many FLOPs as processing the
+rank's own tokens with the whole head.
 
 Legend: N ranks, r tokens of this rank in a chunk, R = N * r tokens of all ranks, C chunks, D model dim, V vocabulary, v
 columns of a rank.
@@ -32,15 +33,15 @@ def sharded_loss_sum(
 ) -> Float[Array, ""]:
     """Sums the cross-entropies of this rank's valid tokens, in nats; all ranks must have equally many tokens.
 
-    The gradient with respect to the columns is the gradient of the sum over all ranks' tokens. The cotangent has to be
-    the same on all ranks.
+    The gradient with respect to the columns is that of the sum over all ranks' tokens. The cotangent must be the same
+    on all ranks.
 
     Args:
         x_rD: normed residual stream of this rank's tokens.
-        kernel_Dv: columns of this rank, from ``v * rank`` on; columns beyond the vocabulary are padding.
+        kernel_Dv: columns of this rank, starting at column ``v * rank``; columns beyond the vocabulary are padding.
         labels_r: int32, tokens to predict.
         valid_r: False for padding.
-        vocab_size: V.
+        vocab_size: number of columns of the whole head, V.
     """
     size = losses.tokens_per_block(len(x_rD), vocab_size)
     x_CrD, labels_Cr, valid_Cr = (losses.in_chunks(array, size) for array in (x_rD, labels_r, valid_r))
@@ -115,7 +116,10 @@ def _sum_forward(
 
 
 def _to_owners(parts_RD: jax.Array, num_own: int, wide: DTypeLike) -> jax.Array:
-    """Sums each token's gradients on its rank, in a wider dtype than on the wire, unlike a reduce-scatter."""
+    """Sums each token's gradients on the rank that owns it.
+
+    Unlike a reduce-scatter, the sum can have a wider dtype than the numbers on the wire.
+    """
     parts_NrD = parts_RD.reshape(-1, num_own, parts_RD.shape[1])
     received_NrD = lax.all_to_all(parts_NrD, EXPERT_AXIS, split_axis=0, concat_axis=0)
     return jnp.sum(received_NrD.astype(wide), axis=0)
