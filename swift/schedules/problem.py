@@ -461,7 +461,7 @@ class Problem:
 
     @cached_property
     def survivors(self) -> tuple[tuple[int, ...], ...]:
-        """For each chunk, the pipelines in which the worker that holds it is live, in ascending order."""
+        """Pipelines in which the worker that holds a chunk is live, in ascending order, for each chunk."""
         return tuple(
             tuple(d for d, p in enumerate(stage_D) if (d, p) not in self.failed) for stage_D in self.stage_DP.T.tolist()
         )
