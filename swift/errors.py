@@ -135,7 +135,7 @@ def check_count(setting: str, value: object, least: int, most: int = MOST_COUNT)
 def check_seed(setting: str, value: object) -> None:
     """Raises SettingError unless ``value`` can seed a random generator: an unsigned integer of 32 bits."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
-        raise SettingError(setting, value, "must be a whole number of at least 0 and below 2**32")
+        raise SettingError(setting, value, "must be a whole number from 0 to 4,294,967,295")
 
 
 def check_number(

@@ -74,7 +74,7 @@ class Codec(Generic[_M]):
             fields = _dict(json.loads(line), "a message")
             kind = self._kinds.get(_as(str, fields.pop("kind", None), "kind"))
             if kind is None:
-                raise ValueError("an unknown kind of message")
+                raise ValueError("an unknown type of message")
             types = self._types[kind]
             for name in types.keys() & self._implied:
                 fields[name] = implied[name]

@@ -144,7 +144,7 @@ def map_array(path: Path, name: str) -> np.ndarray:
     shape, dtype = _header(path, name)
     file = path / _value_file(name, shape)
     if file.stat().st_size != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{file} has {file.stat().st_size} bytes, which are not {dtype}{list(shape)}")
+        raise ValueError(f"{file} has {file.stat().st_size} bytes; that is no {dtype}{list(shape)}")
     return np.memmap(file, dtype, "r", shape=shape)
 
 

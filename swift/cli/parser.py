@@ -108,7 +108,7 @@ def path_of(text: str) -> Path:
         # ``Path("")`` would mean the working directory.
         raise argparse.ArgumentTypeError("'': must name a file or a directory")
     if _URL.match(text):  # as a path, it would mean a directory named, for example, `gs:`
-        raise argparse.ArgumentTypeError(f"{text!r}: is a URL; only files and directories of this machine are used")
+        raise argparse.ArgumentTypeError(f"{text!r}: is a URL; only local files and directories are supported")
     try:
         os.lstat(text)
     except OSError as error:

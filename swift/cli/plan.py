@@ -195,7 +195,7 @@ def _check_adapt(options: argparse.Namespace) -> None:
         allowed = f"must be one of {', '.join(MODES)}"
         raise SettingError("--adapt", options.adapt, suggest(options.adapt, MODES, allowed))
     if not options.fail:
-        raise SettingError("--adapt", options.adapt, "needs --fail, the workers that are down")
+        raise SettingError("--adapt", options.adapt, "requires --fail, which lists the failed workers")
     if options.cut is not None and len(options.cut) > 1:
         allowed = "chooses the cut of each pipeline: give --cut once, as it is without a failure"
         raise SettingError("--adapt", options.adapt, allowed)

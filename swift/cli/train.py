@@ -87,7 +87,7 @@ def host_settings(options: argparse.Namespace) -> HostSettings | None:
                 raise SettingError(name, value, "goes with --coordinator, which is not set")
         return None
     if options.run_dir is None:
-        raise SettingError("--run-dir", SourceText("(not set)"), "several hosts need a directory that they share")
+        raise SettingError("--run-dir", SourceText("(not set)"), "must be a directory that all hosts share")
     if count is not None:
         check_count("--num-hosts", count, least=1)
     if index is not None:

@@ -116,7 +116,7 @@ def deadlines_of(texts: Sequence[str], names: Sequence[str], defaults: Deadlines
         except ValueError:
             name = ""
         if name not in names:
-            raise SettingError("--deadline", text, f"must be NAME=SECONDS, with one of {', '.join(names)}")
+            raise SettingError("--deadline", text, f"must be NAME=SECONDS, where NAME is one of {', '.join(names)}")
     return replace(defaults or Deadlines(), **limits)  # type: ignore[arg-type]
 
 
@@ -176,11 +176,11 @@ def check_output(option: str, path: Path, kind: OutputKind, inputs: Iterable[Pat
     if not path.is_file():
         if kind.may_be_special:
             return
-        raise SettingError(option, str(path), "is not a file, but a pipe or a device; choose another name")
+        raise SettingError(option, str(path), "is a pipe or a device, not a regular file; choose another name")
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise SettingError(option, str(path), f"cannot be replaced: {error.strerror}") from error
     if not kind.head.match(head):
-        raise SettingError(option, str(path), f"is a file that is not {kind.words}; choose another name")
+        raise SettingError(option, str(path), f"exists and is not {kind.words}; choose another name")

@@ -56,7 +56,7 @@ def survey_digest(plan: InputPlan) -> str:
     """
     source = plan.pipeline.source.digest()
     if source is None:
-        raise NoDigest(f"the source {plan.pipeline.source!r} cannot be told from another")
+        raise NoDigest(f"the source {plan.pipeline.source!r} has no identity that tells it from another")
     parts = [
         _DIGEST_VERSION,
         sys.version,
@@ -78,7 +78,7 @@ def pipeline_facts(pipeline: Pipeline) -> dict[str, str]:
     """
     source = pipeline.source.digest()
     if source is None:
-        raise NoDigest(f"the source {pipeline.source!r} cannot be told from another")
+        raise NoDigest(f"the source {pipeline.source!r} has no identity that tells it from another")
     elements = [(name_of(element), value_digest(element)) for element in pipeline.levels[0].elements]
     return {
         "version of Swift, Python, JAX or NumPy": f"{this_program()} {sys.version}",
@@ -109,7 +109,7 @@ def _describe(value: Any, seen: dict[int, int]) -> Any:
     if description is None:
         description = _code(value, seen)
     if description is None:
-        raise NoDigest(f"{value!r} ({type(value).__name__}) cannot be told from another")
+        raise NoDigest(f"{value!r} ({type(value).__name__}) has no identity that tells it from another")
     return description
 
 

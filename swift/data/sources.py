@@ -264,7 +264,7 @@ class InMemory:
 
     def __init__(self, documents: Sequence[Text]):
         if not len(documents):
-            raise SettingError("InMemory.documents", [], "must be at least one document")
+            raise SettingError("InMemory.documents", [], "must contain at least one document")
         self._documents = documents
 
     def documents(self) -> list[Document]:

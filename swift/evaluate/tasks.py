@@ -283,7 +283,7 @@ def _settings(fields: dict[str, Any]) -> dict[str, Any]:
     """Checks a line without a prompt, and returns its settings for the later questions of the task."""
     for name in _OF_ONE:
         if name in fields:
-            raise _Mistake("prompt", _NOT_GIVEN, f"must be given beside {name}")
+            raise _Mistake("prompt", _NOT_GIVEN, f"must be given with {name}")
     return {name: value for name, value in fields.items() if name != "task"}
 
 
@@ -296,7 +296,7 @@ def _question(line: int, fields: Mapping[str, Any]) -> Question:
 def _selection(fields: Mapping[str, Any]) -> Selection:
     for name in _OF_COMPLETIONS:
         if name in fields:
-            raise _Mistake(name, fields[name], "must not be given beside choices")
+            raise _Mistake(name, fields[name], "cannot be combined with choices")
     choices, answer = fields["choices"], fields.get("answer", _NOT_GIVEN)
     twice = next((choice for choice in choices if choices.count(choice) > 1), None)
     if twice is not None:
@@ -311,11 +311,11 @@ def _completion(fields: Mapping[str, Any]) -> Completion:
     if answer is None and pattern is None:
         raise _Mistake("answer", _NOT_GIVEN, "must be given, or a pattern, or choices and the number of the right one")
     if answer is not None and pattern is not None:
-        raise _Mistake("pattern", pattern, "must not be given beside an answer")
+        raise _Mistake("pattern", pattern, "cannot be combined with an answer")
     if isinstance(answer, int):
-        raise _Mistake("answer", answer, "must be a text or a list of texts, or be given beside choices")
+        raise _Mistake("answer", answer, "must be a text or a list of texts; or give choices instead")
     if pattern is not None and "extract" in fields:
-        raise _Mistake("extract", fields["extract"], "must be given beside an answer, not beside a pattern")
+        raise _Mistake("extract", fields["extract"], "needs an answer, and cannot be combined with a pattern")
     stop = fields.get("stop", ())
     return Completion(
         (answer,) if isinstance(answer, str) else tuple(answer or ()),

@@ -63,7 +63,7 @@ class Gen:
             raise SettingError("Gen.choices", choices, "must be a list of texts, none of them empty")
         for name, value in (("regex", self.regex), ("stop", self.stop)):
             if value:
-                raise SettingError(f"Gen.{name}", value, "must not be given beside choices")
+                raise SettingError(f"Gen.{name}", value, "cannot be combined with choices")
         for choice in choices:
             if sum(other.startswith(choice) for other in choices) > 1:
                 allowed = "must not be the beginning of another choice, which could never be likelier"

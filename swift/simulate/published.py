@@ -77,7 +77,7 @@ def published(name: str) -> Published:
         SettingError: there are no published figures for the model.
     """
     if name not in MODELS:
-        raise SettingError("model", name, f"there are figures of {', '.join(MODELS)}")
+        raise SettingError("model", name, f"is not a known model; choose one of {', '.join(MODELS)}")
     return MODELS[name]
 
 

@@ -126,7 +126,7 @@ class Hosts:
             with self.all_or_none():
                 while not mark.exists():  # a network file system may show new files late
                     if time.monotonic() > until:
-                        allowed = "is not the directory that host 0 has: all hosts need one that they share"
+                        allowed = "is not the directory that host 0 has: all hosts must share one directory"
                         raise SettingError("--run-dir", str(directory), allowed)
                     time.sleep(0.1)
         finally:

@@ -64,7 +64,7 @@ def test_nothing_moves_for_a_downtime_that_is_over_before_it_pays(tell):
 
 REFUSED = {
     f"{COMMAND} rout": "--adapt = 'rout': did you mean reroute?",
-    f"{SOUND} --adapt": "--adapt = 'auto': needs --fail, the workers that are down",
+    f"{SOUND} --adapt": "--adapt = 'auto': requires --fail, which lists the failed workers",
     f"{COMMAND} --cut 4,4,4,4 5,5,1,5 4,4,4,4": "--adapt = 'auto': chooses the cut of each pipeline: give --cut once, "
     "as it is without a failure",
     f"{SOUND.replace('8', '8,8,8')} --fail 1:2 --adapt": "--adapt = 'auto': chooses the micro-batches of each "

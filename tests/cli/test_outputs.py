@@ -43,7 +43,7 @@ def test_nobodys_file_is_replaced_by_whatever_name(foreign, kind, monkeypatch):
         (foreign / f"link-{name}").symlink_to(name)
         os.link(foreign / name, foreign / f"hard-{name}")
         for path in (foreign / name, here / name, foreign / f"link-{name}", foreign / f"hard-{name}"):
-            with pytest.raises(SettingError, match=f"is a file that is not {kind.words}; choose another name"):
+            with pytest.raises(SettingError, match=f"exists and is not {kind.words}; choose another name"):
                 check_output("--out", path, kind)
     (foreign / "to-nothing").symlink_to("nothing")
     for path, reason in {"": "is a directory", "to-nothing": "is a link to nothing", "no/x": "no directory no"}.items():
@@ -62,7 +62,7 @@ def test_a_picture_that_an_earlier_version_drew_is_replaced(tmp_path, dpi, is_ow
         if is_own:
             check_output("--plot", path, kind)
             continue
-        with pytest.raises(SettingError, match="is a file that is not"):
+        with pytest.raises(SettingError, match="exists and is not"):
             check_output("--plot", path, kind)
 
 

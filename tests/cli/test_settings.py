@@ -31,7 +31,7 @@ SETTINGS = {
     "Experiment.num_steps=True": "Experiment.num_steps = True: must be a whole number of at least 1",
     "Experiment.num_steps=@Static()": "Experiment.num_steps = @Static(): must be a whole number of at least 1",
     "Experiment.num_steps=": "Experiment.num_steps = '': must be a whole number of at least 1",
-    "Experiment.seed=4294967296": "Experiment.seed = 4294967296: must be a whole number of at least 0 and below 2**32",
+    "Experiment.seed=4294967296": "Experiment.seed = 4294967296: must be a whole number from 0 to 4,294,967,295",
     "Experiment.placement=@Symi": "Experiment.placement = @Symi: must be a placement policy, such as @Symi()",
     "Experiment.placement=symi": "Experiment.placement = 'symi': must be a placement policy, such as @Symi()",
     "Experiment.experts=3": "Experiment.experts = 3: must be @ExpertConfig()",

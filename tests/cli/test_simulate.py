@@ -132,7 +132,7 @@ REFUSED = {
     f"{RANDOM} --repair never": "--repair = 'never': must be a duration, such as 90s, 10m, 6h or 2d",
     f"{RANDOM} --duration 0s": "--duration = 0.0: must be a number above 0",
     f"{RANDOM} --weibull 0": "--weibull = 0.0: must be a number of at least 0.1",
-    f"{RANDOM} --seed -1": "--seed = -1: must be a whole number of at least 0 and below 2**32",
+    f"{RANDOM} --seed -1": "--seed = -1: must be a whole number from 0 to 4,294,967,295",
     f"{RANDOM} --num-failures 3": "--num-failures = 3: counts the failures of --remove-every alone",
     f"{SOUND} --remove-every 1h --num-failures 0": "--num-failures = 0: must be a whole number of at least 1",
     f"{SOUND} --trace none.csv": "--trace = 'none.csv': cannot be read: No such file or directory",
@@ -140,7 +140,7 @@ REFUSED = {
     "MILLISECONDS,add|remove,NODE",
     f"{RANDOM} --strategy swfit": "--strategy = 'swfit': did you mean swift?",
     f"{RANDOM} --strategy oobleck": "--strategy = 'oobleck': uses published figures of a model, and none is given",
-    f"{RANDOM} --model gpt-5": f"--model = 'gpt-5': there are figures of {', '.join(MODELS)}",
+    f"{RANDOM} --model gpt-5": f"--model = 'gpt-5': is not a known model; choose one of {', '.join(MODELS)}",
     f"{RANDOM} --pipelines 0": "--pipelines = 0: must be a whole number of at least 1",
     f"{RANDOM} --pipelines 1000000000": "--pipelines x --stages x --microbatches = 1000000000 x 2 x 4: makes "
     "24,000,000,000 ops an iteration; at most 5,000,000 can be simulated",

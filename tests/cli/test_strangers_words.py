@@ -44,7 +44,7 @@ def test_a_report_replaces_a_page_and_no_other_file(run, capsys):
     for file in (record, run / "config.gin"):
         content = file.read_bytes()
         assert main(["report", str(run), "--out", str(file)]) == 2
-        line = f"swift: --out = '{file}': is a file that is not a page of Swift; choose another name\n"
+        line = f"swift: --out = '{file}': exists and is not a page of Swift; choose another name\n"
         assert capsys.readouterr().err == line
         assert file.read_bytes() == content
 

@@ -201,7 +201,7 @@ WRONG = {
     "@other/Experiment()",
     # values of one setting
     "Experiment.num_steps = 'abc'": "Experiment.num_steps = 'abc': must be a whole number of at least 1",
-    "Experiment.seed = -1": "Experiment.seed = -1: must be a whole number of at least 0 and below 2**32",
+    "Experiment.seed = -1": "Experiment.seed = -1: must be a whole number from 0 to 4,294,967,295",
     "Experiment.ranks = 'gpu'": "Experiment.ranks = 'gpu': must be one of emulated, devices, virtual",
     "Experiment.experts = 3": "Experiment.experts = 3: must be @ExpertConfig()",
     "Experiment.placement = @Symi": "Experiment.placement = @Symi: must be a placement policy, such as @Symi()",

@@ -46,7 +46,7 @@ def test_a_token_that_is_none_of_the_vocabulary(document):
 
 
 def test_no_documents():
-    with pytest.raises(SettingError, match=r"InMemory\.documents = \[\]: must be at least one document"):
+    with pytest.raises(SettingError, match=r"InMemory\.documents = \[\]: must contain at least one document"):
         InMemory([])
 
 

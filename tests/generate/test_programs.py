@@ -220,7 +220,7 @@ def test_an_error_ends_the_other_runs(writer):
     [
         ({"stop": ""}, "Gen.stop = '': must not be empty"),
         ({"choices": "yes"}, "Gen.choices = 'yes': must be a list of texts"),
-        ({"choices": ["a"], "regex": "a"}, "Gen.regex = 'a': must not be given beside choices"),
+        ({"choices": ["a"], "regex": "a"}, "Gen.regex = 'a': cannot be combined with choices"),
         ({"max_tokens": 0}, "Gen.max_tokens = 0: must be a whole number of at least 1"),
     ],
     ids=["stop", "choices", "both", "none"],

@@ -339,7 +339,7 @@ def _read_round(fields: dict[str, Any], problem: Problem) -> Round:
     exists = np.broadcast_to((np.arange(M) < np.array(problem.microbatches)[:, None])[:, :, None], shape)
     right = executor.dtype.kind == "i" and executor.size == exists.size
     if not right or executor.max() >= D or ((executor >= 0) != exists.ravel()).any():
-        raise CorruptPlanError(f"its executors are not pipelines below {D}")
+        raise CorruptPlanError(f"its executors are not pipelines from 0 to {D - 1}")
     start, update, period = (np.array(fields[name], float) for name in ("start_3DMP", "update_P", "period"))
     start = start.reshape(3, *shape)
     if not all(np.isfinite(times).all() for times in (start[:, exists], update, period)):
