@@ -155,8 +155,8 @@ COMMANDS = {
     "launch tiny.gin --processes 1 --recovery restart --memory-checkpoint-every 0": (
         "--memory-checkpoint-every = 0: must be a whole number of at least 1"
     ),
-    "launch tiny.gin --processes 1 --deadline hartbeat=2": "--deadline = 'hartbeat=2': must be NAME=SECONDS, where NAME is one "
-    "of start, forming, heartbeat, progress, saving, dying, stopping; did you mean heartbeat?",
+    "launch tiny.gin --processes 1 --deadline hartbeat=2": "--deadline = 'hartbeat=2': must be NAME=SECONDS, where "
+    "NAME is one of start, forming, heartbeat, progress, saving, dying, stopping; did you mean heartbeat?",
 }
 
 
