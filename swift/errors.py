@@ -96,7 +96,7 @@ def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an exception's message, or the name of its class if it has none."""
+    """Returns the first line of an exception's message, or its class name if there is no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

@@ -149,7 +149,7 @@ def map_array(path: Path, name: str) -> np.ndarray:
 
 
 def read_part(path: Path, name: str, place: Sequence[slice]) -> np.ndarray:
-    """Reads a part of an array without reading the rest of the file.
+    """Reads a part of an array without reading the whole file.
 
     Args:
         path: directory that ``write_arrays`` created.

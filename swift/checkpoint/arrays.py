@@ -215,7 +215,7 @@ def is_persisted(shape: str) -> bool:
 
 
 def unit_array(unit: Unit, dtype: str) -> str:
-    """Returns the name of the stored array that holds the part of an expert's state with this dtype."""
+    """Returns the name of the stored array that holds an expert's values with this dtype."""
     layer, class_ = unit
     return f"expert.{layer}.{class_}.{dtype}"
 

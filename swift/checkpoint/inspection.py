@@ -28,7 +28,7 @@ def source_lines(plan: RestorePlan) -> list[str]:
 
 
 def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
-    """Formats lines with the sources of a restore, the proportion of lost tokens so far, and K if it changes.
+    """Formats lines with a restore's sources, the proportion of lost tokens so far, and K if it changes.
 
     Args:
         plan: plan of the restore.

@@ -1,4 +1,4 @@
-"""Checkpoint manifests, the ledger that a run keeps of them, and the layout of the checkpoint directory.
+"""Checkpoint manifests, the ledger that a run keeps of them, and the checkpoint directory's layout.
 
 A manifest is self-contained. For every expert, it lists the step and files of the two newest copies, with digests,
 sizes and the token updates that they contain; for the dense part, it lists the files of its own step. It also holds the
@@ -229,7 +229,7 @@ class Ledger:
         return replace(self, copies={}, common={}, k=k)
 
     def _newest(self) -> list[Copy | None]:
-        """Returns the newest copy of each expert, in order of layer and class; None for an expert without copies."""
+        """Returns each expert's newest copy, in order of layer and class; None for an expert without copies."""
         return [next(iter(self.copies.get(unit, ())), None) for unit in np.ndindex(*self.tally.contained_LE.shape)]
 
 
@@ -268,7 +268,7 @@ class Manifest:
         return all(len(classes) == self.ledger.num_classes for classes in self.chosen)
 
     def files_needed(self) -> dict[int, dict[str, str]]:
-        """Returns the digests of all files that a restore may read, by step; files of older steps hold experts."""
+        """Returns the digests of all files that a restore may read, by step; older steps' files hold experts."""
         needed = {step: dict(files) for step, files in self.ledger.common.items()}
         needed[self.step].update(self.dense.files)
         for copies in self.ledger.copies.values():

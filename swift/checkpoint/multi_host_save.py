@@ -242,7 +242,7 @@ class _Contents:
 
 
 def stored_shapes(split: StateSplit, chosen_LK: np.ndarray) -> dict[str, Any]:
-    """Returns the shape and dtype, by name, of each array that a checkpoint of the chosen experts stores."""
+    """Returns the shapes and dtypes, by name, of all arrays that a checkpoint with the chosen experts stores."""
     shapes = {name: leaf for name, leaf in split.dense_shapes.items() if is_persisted(shape_text(leaf))}
     for unit in _units(chosen_LK):
         shapes.update({unit_array(unit, dtype): shape for dtype, shape in split.unit_shapes.items()})
@@ -413,7 +413,7 @@ def _compare(
 
 
 def _content(arrays: Path, names: Sequence[str], files: Mapping[str, Files]) -> str:
-    """Returns the digest of the arrays' values, which for a single array is the digest of its file."""
+    """Returns the digest of the arrays' values; for a single array, this is its file's digest."""
     if len(names) > 1:
         return array_digest(map_array(arrays, name) for name in names)
     return files[names[0]][f"{ARRAYS}/{data_file(arrays, names[0])}"]
@@ -421,7 +421,7 @@ def _content(arrays: Path, names: Sequence[str], files: Mapping[str, Files]) -> 
 
 @dataclass(frozen=True)
 class HostSave:
-    """The steps of a save on one of several hosts.
+    """A save's steps on one of several hosts.
 
     The first host calls ``begin``, ``write`` and ``commit``; the others call ``wait`` and ``write``.
 

@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 
 
 class _Store:
-    """Keeps the two newest copies of the dense part and of every expert, in memory for two whole snapshots.
+    """Keeps the two newest copies of the dense part and every expert, in memory for two whole snapshots.
 
     Attributes:
         dense: pairs (step, dense part), newest first.

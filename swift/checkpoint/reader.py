@@ -206,7 +206,7 @@ def _check_dense(manifest: Manifest, checker: Verifier) -> None:
 
 
 def _choose_sources(manifest: Manifest, checker: Verifier) -> tuple[dict[Unit, Copy], list[str]]:
-    """Returns (newest intact copy of every expert, descriptions of damaged newer copies)."""
+    """Returns (every expert's newest intact copy, descriptions of damaged newer copies)."""
     sources, damaged = dict[Unit, Copy](), list[str]()
     for (layer, class_), copies in manifest.ledger.copies.items():
         name = f"expert {class_} of layer {layer}"

@@ -47,7 +47,7 @@ class _CopySource(NamedTuple):
 
 
 class _RankSource(NamedTuple):
-    """The origins of a lost rank's slices of either one expert or the dense part.
+    """The origins of a lost rank's slices, either for one expert or for the dense part.
 
     Attributes:
         stage, rank: the lost rank.
@@ -167,7 +167,7 @@ def recover_ranks(
 
 
 class _LostSlices(NamedTuple):
-    """Slices that are recovered together: a rank's part of one expert, or of a stage's dense part (``unit`` None)."""
+    """Slices of one rank that are recovered together, for one expert or for its stage's dense part (``unit`` None)."""
 
     stage: int
     rank: int
@@ -204,7 +204,7 @@ class _SliceSearch:
     ledger: Ledger
 
     def find(self, lost_slices: _LostSlices) -> tuple[_SliceSource, _SliceSource]:
-        """Returns the best copies of lost slices, as (source of the weights, source of the moments)."""
+        """Returns the best copies of lost slices, as (source for the weights, source for the moments)."""
         newest = self._newest(lost_slices)
         # A copy of the current iteration is exact, while a replica's weights may be rounded.
         if newest is not None and newest.origin.step == self.step:
@@ -252,7 +252,7 @@ class _SliceSearch:
         return self.slots["expert"].shape[-1] >= self.split.num_ranks * width
 
     def _in_slots(self, lost_slices: _LostSlices) -> _SliceSource | None:
-        """Returns the weights in a slot of a live rank of the same stage, or None; every rank has the dense weights."""
+        """Returns the weights in a slot of a live rank in the same stage, or None; every rank has the dense weights."""
         stage, rank, unit = lost_slices
         living = [other for other in range(self.split.num_ranks) if (stage, other) not in self.lost]
         if not self.slots or not living:
@@ -301,7 +301,7 @@ def _lost_slices(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterat
 
 
 def _slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[str]]:
-    """Returns the names of the arrays that ranks hold slices of, as (master weights, moments).
+    """Returns the names of the arrays whose slices ranks hold, as (master weights, moments).
 
     They are the arrays of an expert, or those of the dense part if ``unit`` is None.
     """
@@ -318,7 +318,7 @@ def _slice_of(split: StateSplit, array: np.ndarray, lost_slices: _LostSlices) ->
 
 
 def _fill(search: _SliceSearch, arrays: Mapping[str, np.ndarray], lost_slices: _LostSlices) -> tuple[_RankSource, int]:
-    """Fills in lost slices from their best copies; returns (origins of the copies, number of lost token updates)."""
+    """Fills in lost slices from their best copies; returns (the copies' origins, number of lost token updates)."""
     weights, moments = search.find(lost_slices)
     weight_names, moment_names = _slice_names(search.split, lost_slices.unit)
     for slice_source, names in ((weights, weight_names), (moments, moment_names)):

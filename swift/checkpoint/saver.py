@@ -162,7 +162,7 @@ def nothing_kept(step: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Saver:
-    """The requests of a run to its writer, and the failures so far. Times are of one monotonic clock, in seconds.
+    """A run's requests to its writer, and the failures so far. Times are of one monotonic clock, in seconds.
 
     Attributes:
         deadline_s: time limit for a request; a writer that takes longer is killed.

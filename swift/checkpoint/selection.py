@@ -40,7 +40,7 @@ def sequential(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[n
 
 
 def next_rotation(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[np.ndarray, " L"]:
-    """Returns the next class of each layer, ``[L]``, after a sequential save of K classes."""
+    """Returns each layer's next class, ``[L]``, after a sequential save of K classes."""
     return (turn_L + k) % max(num_classes, 1)
 
 
@@ -69,7 +69,7 @@ def everything(num_layers: int, num_classes: int) -> Int[np.ndarray, "L E"]:
 
 
 def partial_bytes(dense_bytes: float, expert_bytes: float, k: int, num_classes: int) -> float:
-    """Computes the bytes of a partial checkpoint with K of E experts: C_pec = P_dense + K/E * P_expert.
+    """Computes a partial checkpoint's size in bytes, with K of E experts: C_pec = P_dense + K/E * P_expert.
 
     Args:
         dense_bytes: bytes of the dense part, including moments.
@@ -165,7 +165,7 @@ class TokenUpdateCounter:
 
     @property
     def plt(self) -> float:
-        """Proportion of lost tokens (PLT): the ratio of lost updates to routed pairs, averaged over the layers."""
+        """Proportion of lost tokens (PLT): lost updates per routed pair, averaged over the layers."""
         if not self.lost_L.size:
             return 0.0
         return float(np.mean(self.lost_L / np.maximum(self.routed_L, 1)))

@@ -197,7 +197,7 @@ class StateSplit:
         return Snapshot({name: arrays[name] for name in self.dense_shapes}, blocks, chosen_LK)
 
     def join(self, dense: Mapping[str, np.ndarray], blocks: Mapping[str, np.ndarray]) -> Any:
-        """Reassembles the state from its dense part and the blocks of all experts, which are in order of class."""
+        """Reassembles the state from its dense part and all experts' blocks, which are in order of class."""
         experts = {name: self._expert_array(blocks, name) for name in self.expert_names}
         arrays = [experts[name] if name in experts else dense[name] for name in self.shapes]
         return jax.tree.unflatten(jax.tree.structure(self.abstract), arrays)

@@ -134,7 +134,7 @@ class _ResultsFiles:
 
     @property
     def evaluations(self) -> list[Evaluation]:
-        """Results of the models that were asked so far, in the order of ``models``."""
+        """Results for the models that were asked so far, in the order of ``models``."""
         return [self._kept[number] for number in sorted(self._kept)]
 
     def lines(self) -> list[str]:

@@ -137,7 +137,7 @@ class ProcessCommands:
     init_config: Path | None = None
 
     def node(self, child: Hashable) -> int:
-        """Returns the node of a process or one of its incarnations; 0 for the services, which run on the first node."""
+        """Returns the node for a process or one of its incarnations; 0 for services, which run on the first node."""
         process = child.process if isinstance(child, Member) else child
         if process not in self.processes:
             return 0

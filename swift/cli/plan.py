@@ -213,7 +213,7 @@ def _check_adapt(options: argparse.Namespace) -> None:
 
 
 def _block_problem(options: argparse.Namespace, problem: Problem) -> BlockProblem:
-    """Returns the failure-free version of a planning problem in terms of blocks, for ``adapt``."""
+    """Returns a planning problem's failure-free version in terms of blocks, for ``adapt``."""
     topology = Topology(options.pipelines, options.stages)
     cut = _BlockOptions(options.blocks, options.cut, options.embedding, options.head)
     problem, number = replace(problem, failed=frozenset()), problem.num_chunks

@@ -75,7 +75,7 @@ def report_of(runs: Sequence[Run], page: Path, again: str) -> str:
 
 
 def distance_line(run: Run, other: Run, topology: Topology) -> str:
-    """Formats a line that compares the losses of a run with failures to those of a run without.
+    """Formats a line that compares the losses in a run with failures to those in a run without.
 
     Args:
         run: run that lost workers or ranks.

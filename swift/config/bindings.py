@@ -90,7 +90,7 @@ class Binding:
 
 @dataclass
 class Bindings:
-    """All bindings of a file, of the files that it includes, and of overrides.
+    """All bindings from a file, from the files that it includes, and from overrides.
 
     Attributes:
         by_setting: bindings by setting as it is written; of several for one setting, the last.
@@ -232,7 +232,7 @@ def _statements(text: str) -> Iterator[Any]:
 
 
 def _mistake(error: Exception, *, has_lines: bool = True) -> str:
-    """Describes an error of the parser, or of Python's tokenizer, which counts brackets itself from 3.12 on."""
+    """Describes an error from the parser, or from Python's tokenizer, which counts brackets itself from 3.12 on."""
     if isinstance(error, RecursionError | MemoryError) or "too many nested parentheses" in str(error):
         return "has more brackets in each other than can be read"
     if isinstance(error, tokenize.TokenError):

@@ -142,7 +142,7 @@ class Experiment:
 
     @property
     def vocab_size(self) -> int:
-        """Number of rows of the embedding: the model's setting, or else the tokenizer's number of tokens."""
+        """Number of embedding rows: the model's setting, or else how many tokens the tokenizer has."""
         return self.data.vocab_size if self.model.vocab_size is None else self.model.vocab_size
 
     def identity(self) -> dict[str, Any]:

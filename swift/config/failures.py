@@ -22,7 +22,7 @@ _WITH_RANK = re.compile(r"(.*\S)\s+rank\s+([0-9]+)\s*")
 
 
 class FailureSource(Protocol):
-    """A source of failures, queried before every window of iterations."""
+    """A source of failures that is queried before every window."""
 
     def failed(self, first_step: int, last_step: int) -> frozenset[Worker]:
         """Returns the workers that are down in the window from ``first_step`` to ``last_step``, counted from 1.
@@ -37,7 +37,7 @@ class FailureSource(Protocol):
 
 
 class FailureEvent(NamedTuple):
-    """The failure or return of a worker, or of one of its expert ranks.
+    """The failure or return of a worker or an expert rank.
 
     Attributes:
         step: first iteration without the worker or, after a return, with it again; counted from 1.
@@ -53,7 +53,7 @@ class FailureEvent(NamedTuple):
 
     @property
     def who(self) -> str:
-        """Name of the worker or of its rank, for messages."""
+        """Name of the worker or rank, for messages."""
         name = "worker {}:{}".format(*self.worker)
         return name if self.rank is None else f"rank {self.rank} of {name}"
 

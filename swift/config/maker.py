@@ -1,4 +1,4 @@
-"""Makes the objects of a configuration: finds the settings of each, and makes the objects that settings refer to.
+"""Makes a configuration's objects: finds the settings of each, and makes the objects that settings refer to.
 
 A setting applies to every object of its class, in its scope, wherever the object comes from: a reference, the default
 of another setting, or a preset. The path of an object, as in ``optimizer.clip_norm``, names one object alone. Classes
@@ -66,7 +66,7 @@ class Maker:
         own: Mapping[str, Callable],
         file: str,
     ) -> Self:
-        """Creates a maker, and separates overrides of single objects from overrides of classes and macros.
+        """Creates a maker, and separates overrides for single objects from overrides for classes and macros.
 
         Args:
             bindings: settings of the file.

@@ -235,7 +235,7 @@ def config_text(experiment: Any) -> str:
 
 
 def _render(value: Any, scope: str = "") -> Iterator[str]:
-    """Yields the settings of an object, and of the objects within it, as gin lines.
+    """Yields an object's settings, and those of the objects within it, as gin lines.
 
     Of two inner objects of the same class, the second gets a scope named after its setting. The objects in a tuple get
     one scope each, numbered by position.
@@ -261,7 +261,7 @@ def _render(value: Any, scope: str = "") -> Iterator[str]:
 
 
 def defaults_in(value: Any) -> Iterator[str]:
-    """Yields the names of settings at their default value, such as ``Experiment.seed``, also of inner objects."""
+    """Yields the names of settings at their default value, such as ``Experiment.seed``, also in inner objects."""
     for field in dataclasses.fields(value):
         setting = getattr(value, field.name)
         default = field.default

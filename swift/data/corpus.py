@@ -1,4 +1,4 @@
-"""Tokenization of a corpus: reads every document of a pipeline once, with the plan predicted to be fastest."""
+"""Tokenization of a corpus: reads every document in a pipeline once, with the plan predicted to be fastest."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -199,7 +199,7 @@ def pipeline_tokens(
     connect: ConnectHosts | None = None,
     plan: PlanReading = plain_reading,
 ) -> None:
-    """Reads and tokenizes the documents of texts or pipelines once, in the order of the source.
+    """Reads and tokenizes the documents from texts or pipelines once, in the order of the source.
 
     Args:
         config: data settings, with texts or pipelines as sources.

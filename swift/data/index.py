@@ -1,4 +1,4 @@
-"""The index of a corpus: files with its tokens, or with the spans of a token file's splits, that all processes read.
+"""A corpus's index: files with its tokens, or with the spans of a token file's splits, that all processes read.
 
 An index is a directory named by a digest of everything that determines it: names, sizes and modification times of the
 corpus files, the tokenizer, and the validation share. It is complete or absent, and outlives its run.

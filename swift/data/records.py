@@ -339,7 +339,7 @@ class FileRecords(ABC):
         return f"{self.files[file].path}:{inside + 1}"
 
     def digest(self) -> str | None:
-        """Returns a digest of the files' paths, sizes and modification times, and of the settings."""
+        """Returns a digest of the settings and the files' paths, sizes and modification times."""
         lines = [type(self).__name__]
         lines += [f"{file.path!r} {file.state.num_bytes} {file.state.mtime_ns}" for file in self.files]
         settings = [getattr(self, f.name) for f in fields(self) if f.name != "pattern"]

@@ -1,4 +1,4 @@
-"""Staged application of operators to a record, and checks of samples against the order as written.
+"""Applies operators to a record in stages, and checks samples against the order as written.
 
 The first operators may run in another process or on another host; ``apply_operators`` continues from wherever they
 stopped. If a sample differs from the one produced in the order as written, the operator at fault is identified. There

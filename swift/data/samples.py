@@ -32,7 +32,7 @@ _KEPT_DOCUMENTS = 16
 
 
 class _Reader(Protocol):
-    """A reader of one level's samples, of which an epoch has ``size``; ``read`` returns (number, sample)."""
+    """Reads one level's samples, of which an epoch has ``size``; ``read`` returns (number, sample)."""
 
     size: int
 

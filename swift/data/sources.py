@@ -479,7 +479,7 @@ def are_halves(tokens_N: np.ndarray, vocab_size: int) -> bool:
 
 
 class DomainRuns(NamedTuple):
-    """Runs of consecutive documents with the same domain, in the order of a token stream."""
+    """Runs of consecutive documents with the same domain, in a token stream's order."""
 
     starts_R: np.ndarray  # int64, position of the first token of each run
     domains_R: np.ndarray  # int64, domain of each run; domains are numbered in order of first occurrence

@@ -1,4 +1,4 @@
-"""A survey of a source: which records are kept, their numbers of tokens, and, if the plan has a cache, their samples.
+"""A survey of a source: which records are kept, how many tokens each has, and, if the plan has a cache, their samples.
 
 With filters, packing or skipped records, sample i can only be located once this is known. Every record is examined
 once, by the threads and processes of the plan, which Grain runs (``in_order``).

@@ -126,7 +126,7 @@ def mixture_indices(places_N: np.ndarray, weights: Sequence[float]) -> np.ndarra
 
 
 def _left_over(num_N: np.ndarray, share: int, total: int) -> np.ndarray:
-    """Returns how many of the first ``num_N`` places remain after a source has taken ``share`` / ``total`` of them."""
+    """Returns how many of the first ``num_N`` places remain after a source has taken the part ``share`` / ``total``."""
     # Split by quotient and remainder, so that no product of ``num_N`` overflows.
     return num_N // total * (total - share) + num_N % total * (total - share) // total
 
@@ -192,7 +192,7 @@ class JoinedWindows:
 
 
 def count_windows(num_tokens: int, sequence_length: int) -> int:
-    """Returns the number of windows of ``sequence_length`` in a stream, including a partial last one."""
+    """Counts the windows of ``sequence_length`` in a stream, including a partial last one."""
     return -(-(num_tokens - 1) // sequence_length)
 
 

@@ -254,7 +254,7 @@ def thin(values_T: np.ndarray, num_points: int = _NUM_POINTS) -> np.ndarray:
 
 
 def bins_of(num_steps: int, num_bins: int = 300) -> np.ndarray:
-    """Assigns consecutive steps to bins of almost equal size, which are the columns of a heat map.
+    """Assigns consecutive steps to bins of almost equal size, which are a heat map's columns.
 
     Returns:
         Bin of each step, int[T], ascending from 0; one bin per step if there are at most ``num_bins`` steps.

@@ -1,4 +1,4 @@
-"""Pictures of expert ranks' loads, with one panel per layer, and of simulations.
+"""Draws expert ranks' loads, with one panel per layer, and simulations.
 
 A simulation is drawn from its JSON document alone, with its goodput over time and the time by cause.
 """
@@ -57,14 +57,14 @@ def draw_simulation(facts: Mapping[str, Any]) -> Figure:
 
 
 def simulation_file(facts: Mapping[str, Any], suffix: Literal["svg", "png"] = "svg") -> bytes:
-    """Draws a simulation with ``draw_simulation`` and returns the content of a file of this format."""
+    """Draws a simulation with ``draw_simulation`` and returns the content of a file in this format."""
     return figure_file(draw_simulation(facts), suffix)
 
 
 def _draw_goodput(
     axes: Axes, hours: Sequence[float], rows: Sequence[Mapping[str, Any]], color_of: Mapping[str, str]
 ) -> None:
-    """Draws the goodput of each strategy as a line of moving averages over faint raw values."""
+    """Draws each strategy's goodput as a line of moving averages over faint raw values."""
     drawn = [row for row in rows if row["goodput"] is not None]
     middles = (np.asarray(hours[1:]) + np.asarray(hours[:-1])) / 2
     lowest = 1.0

@@ -69,7 +69,7 @@ def draw_picture(schedule: Schedule) -> Figure:
 
 
 def picture_file(schedule: Schedule, suffix: Literal["svg", "png"] = "svg") -> bytes:
-    """Draws a schedule with ``draw_picture`` and returns the content of a file of this format."""
+    """Draws a schedule with ``draw_picture`` and returns the content of a file in this format."""
     return figure_file(draw_picture(schedule), suffix)
 
 
@@ -136,7 +136,7 @@ def _label_ops(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _draw_period(axes: Axes, schedule: Schedule) -> None:
-    """Draws an arrow above the chart, from the end of the first iteration to the end of the second."""
+    """Draws an arrow above the chart, from the first iteration's end to the second's."""
     ends = iteration_ends(schedule)
     if len(ends) < 2:
         return

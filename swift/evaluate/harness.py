@@ -54,7 +54,7 @@ class EngineLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """Number of positions of the model."""
+        """Number of positions in the model."""
         return self._engine.gpt.config.sequence_length
 
     @property

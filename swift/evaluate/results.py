@@ -46,7 +46,7 @@ def share_interval(correct: int, count: int) -> Interval:
 
 
 def difference_interval(both: int, only_first: int, only_second: int, neither: int) -> Interval:
-    """Computes the 95 % interval of the difference of two models' shares on the same questions: first minus second.
+    """Computes the 95 % interval for the difference of two models' shares on the same questions: first minus second.
 
     Questions that are hard for one model are mostly hard for the other, so the interval is narrower than for two
     independent samples. It is Newcombe's square-and-add interval for paired data, based on Wilson's intervals
@@ -139,7 +139,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Answers of a model to the questions of a task file.
+    """A model's answers to the questions in a task file.
 
     Attributes:
         model: name of the model.

@@ -1,4 +1,4 @@
-"""Scoring of the questions of a task file: all are submitted to an engine at once, so that they share prefixes.
+"""Scores a task file's questions: all are submitted to an engine at once, so that they share prefixes.
 
 The score of a choice is the log-probability of its tokens as a continuation of the prompt.
 """
@@ -76,7 +76,7 @@ def seen(tokens: Sequence[int], scored_from: int, num_positions: int) -> Continu
 
 
 def _common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
-    """Returns the length of the common prefix of two token sequences."""
+    """Returns the length of the prefix that two token sequences share."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((number for number, (a, b) in pairs if a != b), min(len(first), len(second)))
 

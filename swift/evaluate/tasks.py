@@ -138,7 +138,7 @@ _NOT_GIVEN = _Verbatim("(not given)")
 
 
 class _Mistake(Exception):
-    """Raised if a field of a line is invalid, with its name, its value, and a description of the allowed values."""
+    """Raised if a field in a line is invalid, with its name, its value, and a description of the allowed values."""
 
     def __init__(self, field: str, value: object, allowed: str):
         super().__init__(field)

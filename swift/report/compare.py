@@ -170,7 +170,7 @@ def seeds_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> Table:
 
 
 def _cell(key: str, values: Sequence[float | None]) -> str:
-    """Formats the mean and range of a measure and, if some runs have no value, the number of runs that have one."""
+    """Formats a measure's mean and range and, if some runs have no value, the number of runs that have one."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -295,7 +295,7 @@ class _Lines:
 
 
 def _band(name: str, curves: Sequence[Curve]) -> Band:
-    """Builds the band for runs of a group, over the steps that all of them have recorded."""
+    """Builds the band for runs in a group, over the steps that all of them have recorded."""
     steps_T = reduce(np.intersect1d, [curve.steps_T for curve in curves])
     values_NT = np.stack([curve.values_T[np.isin(curve.steps_T, steps_T)] for curve in curves])
     return Band(name, curves[0].color, curves[0].style, [curve.index for curve in curves], steps_T, values_NT)

@@ -69,7 +69,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Span:
-    """One invocation of a run, from its first to its last known moment, in seconds of running."""
+    """One invocation of a run, from its first to its last known moment, in seconds on the run's clock."""
 
     start_s: float
     end_s: float
@@ -231,7 +231,7 @@ def _measured(measured: Mapping[str, np.ndarray], is_own_T: np.ndarray) -> dict[
 
 
 def _starts(run: Run, times: Sequence[float]) -> list[float]:
-    """Returns the start time of each invocation; older records of ``launch`` lack the event for the first one."""
+    """Returns each invocation's start time; older records of ``launch`` lack the event for the first one."""
     names = [event["event"] for event in run.events]
     begun = []
     for index, name in enumerate(names):
@@ -290,7 +290,7 @@ def _reconfigure_s(run: Run, timed: Timed) -> float:
 
 
 def _since_s(run: Run, timed: Timed) -> float:
-    """Returns the start of an event in seconds of running; a reconfiguration is recorded at its end."""
+    """Returns an event's start in seconds of running; a reconfiguration is recorded at its end."""
     return max(0.0, timed.seconds - _reconfigure_s(run, timed)) if timed.name == "reconfigure" else timed.seconds
 
 
@@ -483,7 +483,7 @@ def _all_names(run: Run, history: History) -> list[str]:
 
 
 def _topology_names(run: Run, event: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the workers, or of the expert ranks if there is a single pipeline."""
+    """Returns the workers' names, or the expert ranks' if there is a single pipeline."""
     numbers = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
     counts = [count for count in numbers if count is not None]
     if len(counts) < len(numbers):

@@ -163,7 +163,7 @@ def _saved_units(experts: Any, step: int) -> list[tuple[int, Any]]:
 
 
 def _set_newest(newest_LE: np.ndarray, step: int, units: Any) -> None:
-    """Records ``step`` as the newest copy of all experts, or of the given (layer, expert) pairs."""
+    """Records ``step`` as the newest copy for all experts, or for the given (layer, expert) pairs."""
     if units == "all":
         newest_LE[:] = step
         return
@@ -257,7 +257,7 @@ def answers_together(runs: Sequence[Run], labels: Sequence[str]) -> list[Section
 
 
 def _answer_rows(evaluations: Mapping[int, Evaluation], asked: Sequence[int]) -> list[list[str]]:
-    """Builds two rows for each score of a task file: shares of correct answers, and differences from the first run."""
+    """Builds two rows for each score in a task file: shares of correct answers, and differences from the first run."""
     first = min(evaluations)
     scores = {
         index: {(score.task, score.metric): score for score in evaluation.scores}
@@ -347,7 +347,7 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
 
 
 def _moves(event: Mapping[str, Any]) -> tuple[Move, ...]:
-    """Reads the moves of workers that have taken over the roles of others."""
+    """Reads the moves of workers that have taken over others' roles."""
     positions = event.get("positions")
     if not isinstance(positions, Mapping):
         raise CorruptPlanError(f"{positions!r} are not the positions of workers")

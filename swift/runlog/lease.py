@@ -90,7 +90,7 @@ class Owner:
 
     @classmethod
     def decode(cls, content: bytes) -> Self | None:
-        """Parses the content of a lease file; returns None if it is incomplete or of another version."""
+        """Parses a lease file's content; returns None if it is incomplete or of another version."""
         try:
             fields = json.loads(content)
             if fields.pop("version") != _VERSION:

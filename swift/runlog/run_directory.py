@@ -111,7 +111,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def log_step(self, metrics: Mapping[str, Any]) -> None:
-        """Appends the metrics of one step, with the time of the call (ISO 8601, UTC).
+        """Appends one step's metrics, with the time of the call (ISO 8601, UTC).
 
         Args:
             metrics: ``step`` (from 1, rising from call to call) and measurements, which may be numpy scalars and
@@ -240,7 +240,7 @@ def _write_errors() -> Iterator[None]:
 
 
 def sync_record(path: Path) -> None:
-    """Flushes the record of a run to disk (fsync), regardless of which process wrote it.
+    """Flushes a run's record to disk (fsync), regardless of which process wrote it.
 
     Call it before each checkpoint, so that after a power failure the record has every iteration that the checkpoint
     includes.

@@ -79,7 +79,7 @@ def make_mesh(experiment: Experiment) -> LiveMesh:
 
 
 def make_step_spec(experiment: Experiment, live: LiveMesh | None = None, platform: str | None = None) -> StepSpec:
-    """Makes the spec of a training step, whose vocabulary is that of the tokenizer.
+    """Makes the spec of a training step, whose vocabulary is the tokenizer's.
 
     Args:
         experiment: settings of the run.
@@ -189,7 +189,7 @@ def on_storage_mesh(experiment: Experiment) -> Experiment:
 
 
 def _make_layouts(experiment: Experiment, gpt: GPT, num_ranks: int) -> dict[str, Layout]:
-    """Makes the layout of each parameter group, on a number of expert ranks of a worker.
+    """Makes each parameter group's layout, on a number of a worker's expert ranks.
 
     In the layout ``coupled``, where expert state is tied to slots, the placement policy decides whether slots keep
     their experts.
@@ -221,7 +221,7 @@ def _sharing_ranks(experiment: Experiment, live: LiveMesh) -> dict[str, int]:
 
 
 def _num_hot(experiment: Experiment, gpt: GPT) -> int:
-    """Returns how many of a sharded embedding's rows a rank may hold copies of; 0 if it is not sharded."""
+    """Returns how many rows of a sharded embedding a rank may hold as copies; 0 if it is not sharded."""
     if gpt.embedding_ranks == 1:
         return 0
     num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, gpt.embedding_ranks)

@@ -40,7 +40,7 @@ _MAX_TITLE, _MAX_WIDTH = 24, 100
 
 @dataclass(frozen=True)
 class Series:
-    """The position of a run in a series of runs.
+    """A run's position in a series of runs.
 
     Attributes:
         number: number of the run, from 1.

@@ -205,7 +205,7 @@ def _devices_here(engine: Engine) -> list[jax.Device]:
 
 
 def _own_memory(devices: Sequence[jax.Device]) -> Room | None:
-    """Returns the total memory of the devices, assuming equal use of each; None if they use the host's memory."""
+    """Returns the devices' total memory, assuming equal use of each; None if they use the host's memory."""
     stats = [device.memory_stats() for device in devices]
     if not stats or not all(stat and "bytes_limit" in stat for stat in stats):
         return None

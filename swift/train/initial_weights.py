@@ -1,4 +1,4 @@
-"""Starts a new run from the weights of another run or of a model; optimizer moments and all else start fresh."""
+"""Starts a new run from the weights of another run or a model; optimizer moments and all else start fresh."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

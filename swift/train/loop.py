@@ -43,7 +43,7 @@ class LiveWorkers(Protocol):
         """Planned duration of an iteration, relative to an iteration without failures."""
 
     def next_window_length(self, done: int) -> int:
-        """Returns the length of the next window after ``done`` iterations; 0 at the end of the run."""
+        """Returns the next window's length after ``done`` iterations; 0 at the end of the run."""
 
     def should_stop(self, done: int) -> bool:
         """Returns whether the loop ends after ``done`` iterations."""
@@ -125,7 +125,7 @@ class _Times(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainLoop:
-    """The loop over the iterations of a run, or over those of one generation of processes.
+    """The loop over a run's iterations, or over those in one generation of processes.
 
     Attributes:
         experiment: settings of the run.

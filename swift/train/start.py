@@ -41,7 +41,7 @@ from swift.train.saved_state import import_fallback, load_state, put_state
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options of one invocation of a run, besides the experiment's settings.
+    """Options for one invocation of a run, besides the experiment's settings.
 
     Attributes:
         run_dir: run directory.
@@ -283,7 +283,7 @@ def read_start(
 
 
 def begin(experiment: Experiment, spec: StepSpec, read: TrainState | dict[str, Any] | None) -> TrainState:
-    """Creates the run's first state on the devices of all hosts, from the result of ``read_start``."""
+    """Creates the run's first state on all hosts' devices, from the result of ``read_start``."""
     if read is None:
         return spec.init(root_key(experiment.seed))
     return put_state(spec, read) if isinstance(read, TrainState) else spec.state_from_params(read)
