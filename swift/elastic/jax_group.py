@@ -74,7 +74,7 @@ def check_support() -> None:
 
 
 class CoordinationService:
-    """The coordination service of a generation, hosted outside its processes so that any of them may die.
+    """The coordination service for a generation, hosted outside its processes so that any of them may die.
 
     Anyone who can connect may pose as a process of the generation. A socket in a directory that only its owner may
     enter keeps other users of the machine out; a network address does not.

@@ -134,7 +134,7 @@ def _turnover_bound(problem: Problem, stage: int, num_survivors: int) -> float:
 
 
 def _until_b(problem: Problem, stage: int) -> float:
-    """Returns the least time from the start of a micro-batch's F at a stage to the start of its B there."""
+    """Returns the least time between the starts of a micro-batch's F and B at a stage."""
     behind = problem.num_stages - 1 - stage
     forward, backward = sum(problem.time_4P[Kind.F, stage:].tolist()), sum(_backward(problem)[stage + 1 :])
     return forward + backward + 2 * behind * problem.costs.t_comm

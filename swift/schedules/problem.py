@@ -317,7 +317,7 @@ class Problem:
 
     @property
     def num_chunks(self) -> int:
-        """Number of chunks; the number of stages in a plain problem."""
+        """Number of chunks; a plain problem has one per stage."""
         return len(self.stage_of_chunk[0]) if self.stage_of_chunk else self.num_stages
 
     @property
@@ -383,7 +383,7 @@ class Problem:
 
     @cached_property
     def worker_DP(self) -> np.ndarray:
-        """Index of each chunk's worker (d, p), live or not, as d * (number of stages) + p, int64[D, P]."""
+        """Index of each chunk's worker (d, p), live or not, as d * ``num_stages`` + p, int64[D, P]."""
         return np.arange(self.num_pipelines)[:, None] * self.num_stages + self.stage_DP
 
     def held_by(self, worker: Worker) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ def plan_with(planner: str | CustomPlanner, problem: Problem) -> Schedule:
 
 
 def with_chunk_shape(planner: str | CustomPlanner, problem: Problem) -> Problem:
-    """Cuts each stage into the number of equal runs of blocks for which a planner is designed.
+    """Cuts each stage into as many equal runs of blocks as a planner is designed for.
 
     Args:
         planner: name in ``PLANNERS``, or a user's planner.

@@ -76,7 +76,7 @@ class SequenceGraph:
         )
 
     def time(self, begins: Sequence[float]) -> list[float]:
-        """Computes the earliest start of every node in one pass, given the start of each line's beginning."""
+        """Computes every node's earliest start in one pass, given when each line begins."""
         # Lists instead of arrays: every node depends on earlier ones, so the loop cannot be vectorized.
         starts = list(begins)
         append = starts.append

@@ -254,7 +254,7 @@ class _Saved:
 
 
 class _Run:
-    """State of a simulated run, which is in the first of its phases or, if there are none, runs at its current pace."""
+    """A simulated run, which is in the first of its phases or, if there are none, runs at its current pace."""
 
     def __init__(self, decision: Decision):
         self.time_s = 0.0

@@ -112,7 +112,7 @@ class PartialCheckpoints:
 
 @dataclass(frozen=True)
 class InMemoryCheckpoints:
-    """Checkpoints of every iteration in the memory of the own host and of a peer's host (Gemini, SOSP'23).
+    """Checkpoints for every iteration, in the worker's own host memory and a peer's (Gemini, SOSP'23).
 
     In the background, checkpoints are also written to storage. Storage is read if both workers of a pair are lost at
     once, or if a worker is lost before a restart is complete.
@@ -168,7 +168,7 @@ class Restarting:
 
     @property
     def name(self) -> str:
-        """Name of the strategy, which is that of its checkpointing method."""
+        """Name of the strategy, taken from its checkpointing method."""
         return self.checkpoints.name
 
     @property

@@ -72,7 +72,7 @@ class Pause(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """Effect of a change of nodes on training.
+    """Effect of a node change on training.
 
     Attributes:
         pace: pace after the pauses; None if training has to wait for nodes.
@@ -330,7 +330,7 @@ def _without(assignment: _Assignment, removed: tuple[str, ...]) -> _Assignment:
 
 
 class Gaps(NamedTuple):
-    """Mean times until the next change of nodes, by the kind of the last change.
+    """Mean times until the next node change, by the kind of the last one.
 
     Attributes:
         after_loss_s: mean time after a change in which a node left, in seconds.
@@ -370,7 +370,7 @@ class _Places(NamedTuple):
 
 @dataclass(frozen=True)
 class Adapting:
-    """Adaptation of the survivors to the best plan, by its throughput and by the cost of moving to it.
+    """Adapts the survivors to the best plan, judged by its throughput and the cost of moving to it.
 
     A failure costs the time to detect it and to recover, and the current iteration, as for ``swift``. Survivors then
     either re-route, or re-partition their pipelines. Re-partitioning costs the time to copy a stage and one change of

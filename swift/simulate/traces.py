@@ -56,7 +56,7 @@ class NodeChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Sequence of events, with the length of the trace.
+    """Sequence of events, with the trace's length.
 
     Attributes:
         events: events by time; a node is removed only while present, and added only while absent.
@@ -100,7 +100,7 @@ class Trace:
 
     @property
     def mean_time_between_failures_s(self) -> float:
-        """Length of the trace divided by the number of failures, in seconds; infinite without failures."""
+        """Trace length divided by the number of failures, in seconds; infinite without failures."""
         return self.horizon_s / self.num_failures if self.num_failures else float("inf")
 
     def _all_changes(self) -> Iterator[NodeChange]:
@@ -157,7 +157,7 @@ def weibull(num_nodes: int, mtbf_s: float, shape: float, repair_s: float, horizo
 
 
 def evenly_spaced(num_nodes: int, period_s: float, num_failures: int, seed: int = 0) -> Trace:
-    """Generates the removal of one random node per period, as in the traces of Oobleck's artifact.
+    """Generates the removal of one random node per period, as in the traces from Oobleck's artifact.
 
     Removed nodes do not return. The trace ends with the last removal, which therefore costs nothing.
 

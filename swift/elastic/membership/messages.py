@@ -1,4 +1,4 @@
-"""The vocabulary of membership: identities of processes and states, commands, and events.
+"""The vocabulary of membership: process and state identities, commands, and events.
 
 The identities ``Process``, ``Member`` and ``StateId`` come first, with functions that determine which stages a set of
 processes can serve. The supervisor carries out every ``Command`` of the membership, and reports every ``Event``: its
@@ -18,7 +18,7 @@ from swift.topology import Topology, Worker
 
 
 class Process(NamedTuple):
-    """A process of a run, identified across restarts: a whole worker, or one of its expert ranks.
+    """A process in a run, identified across restarts: a whole worker, or one of its expert ranks.
 
     Attributes:
         worker: (pipeline, stage).
@@ -40,7 +40,7 @@ class Member(NamedTuple):
 
 
 class StateId(NamedTuple):
-    """Stamp of a training state: copies of a stage's state with the same stamp are bit-identical.
+    """A training state's stamp: copies of a stage's state with the same stamp are bit-identical.
 
     The iteration alone would not identify a state. After a failure, an iteration may be re-run by different members,
     which add floating-point numbers in a different order and therefore get a different result. A generation always
@@ -56,7 +56,7 @@ class StateId(NamedTuple):
 
 
 class ShardLayout(NamedTuple):
-    """The sharding of an elastic run's state: one slice per rank, where the number of ranks may change.
+    """The sharding of an elastic run's state: one slice per rank, where the rank count may change.
 
     Attributes:
         processes: owners of the slices, in rank order.

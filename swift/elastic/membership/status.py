@@ -400,5 +400,5 @@ class RunStatus:
         return generation.form.after is not None and any(running)
 
     def with_statuses(self, *statuses: ProcessStatus) -> Self:
-        """Returns the status of the run with the statuses of these processes replaced."""
+        """Returns the run's status with the statuses of these processes replaced."""
         return replace(self, statuses={**self.statuses, **{status.member.process: status for status in statuses}})

@@ -1,4 +1,4 @@
-"""Goodput accounting: all time of a run is counted exactly once, as useful or by the cause of its loss.
+"""Goodput accounting: all time in a run is counted exactly once, as useful or by the cause of its loss.
 
 There is no clock here: times are in seconds on any clock, and a time before the previous one counts as equal to it.
 """

@@ -108,7 +108,7 @@ class _Transition:
         )
 
     def durations(self, phase_times: Mapping[str, float], time: float) -> dict[str, float | None]:
-        """Returns the durations of the transition and of each phase, None for a phase that no member has reported.
+        """Returns how long the transition and each phase took; None for a phase that no member has reported.
 
         Args:
             phase_times: for each phase, the longest duration that a member of the generation has reported, in seconds.
@@ -222,7 +222,7 @@ class Journal:
         return notes
 
     def goodput(self, time: float) -> dict[str, Any]:
-        """Returns the time of the run until ``time`` by cause, with statistics of its recoveries.
+        """Returns the run's time until ``time`` by cause, with recovery statistics.
 
         Returns:
             ``total_s``, the sum of ``startup_s``, ``useful_s``, ``detection_s``, ``reconfiguration_s``, ``rerun_s`` and

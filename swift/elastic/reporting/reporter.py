@@ -129,7 +129,7 @@ def _state(status: ProcessStatus, membership: Membership) -> tuple[str, str, str
 
 
 def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
-    """Returns tables of a run's time by cause and of the durations of its recoveries by phase.
+    """Returns tables that show a run's time by cause and its recovery durations by phase.
 
     Args:
         goodput: result of ``Journal.goodput``.
@@ -273,7 +273,7 @@ class Reporter:
         self._display.saved(newest)
 
     def goodput(self) -> dict[str, Any]:
-        """Returns the time of the run so far by cause, and statistics of its recoveries; see ``Journal.goodput``."""
+        """Returns the run's time so far by cause, with recovery statistics; see ``Journal.goodput``."""
         return self._journal.goodput(time.monotonic())
 
     def check(self) -> None:

@@ -84,7 +84,7 @@ class LedgerCounts:
             remove_with_spill(self.losses)
 
     def _base(self, spec: StepSpec, step: int) -> tuple[int, Ledger]:
-        """Returns the iteration and the ledger from which to count: of the last loss, or else of a checkpoint.
+        """Returns the iteration and ledger to count from: those at the last loss, or else those in a checkpoint.
 
         A checkpoint of the same iteration is not used, since it is about to be replaced.
         """

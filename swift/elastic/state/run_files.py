@@ -72,7 +72,7 @@ class NodeMemory:
 
 @contextmanager
 def node_memory(storage: Path, corpus: Path | None = None) -> Iterator[NodeMemory]:
-    """Creates the memory directory of this node for the duration of the ``with`` block.
+    """Creates this node's memory directory for the duration of the ``with`` block.
 
     Args:
         storage: directory in which it is created, preferably in shared memory, see ``choose_storage``.
@@ -127,7 +127,7 @@ def _make_in_use(directory: Path) -> None:
 
 
 def remove_leftovers(storage: Path) -> None:
-    """Removes the memory directories of runs all of whose processes were killed, to free the memory.
+    """Removes the memory directories of runs whose processes were all killed, to free the memory.
 
     Args:
         storage: directory in which runs create their memory directories.
@@ -170,7 +170,7 @@ class RunFiles:
     def of(
         cls, config: str, data: Mapping[str, Any], storage: Path, corpus: Path | None = None, shared: Path | None = None
     ) -> Iterator[Self]:
-        """Creates the directories of a run for the duration of the ``with`` block.
+        """Creates a run's directories for the duration of the ``with`` block.
 
         Args:
             config: operative configuration, as gin text.
@@ -224,7 +224,7 @@ class RunFiles:
         return self.path / "config.gin"
 
     def data(self) -> dict[str, Any]:
-        """Reads the state of a data loader at the start of the run, to check that all processes read the same data."""
+        """Reads a data loader's state at the start of the run, to check that all processes read the same data."""
         return json.loads((self.path / _DATA).read_text())
 
     @property

@@ -63,7 +63,7 @@ def is_elastic(experiment: Experiment, *, by_rank: bool) -> bool:
 
 
 class ElasticSpecs:
-    """A cache of a run's step specs for any number of expert ranks, each on the storage mesh that checkpoints use.
+    """Caches a run's step specs for any number of expert ranks, each on the storage mesh that checkpoints use.
 
     Args:
         experiment: settings of the run.
@@ -93,7 +93,7 @@ def neighbour_of(process: Process, processes: Sequence[Process]) -> Process:
 
 
 class SliceCopy(NamedTuple):
-    """Identity of a copy of a rank's slices.
+    """Identifies a copy of a rank's slices.
 
     Attributes:
         num_experts: number of experts per layer, K.
@@ -127,7 +127,7 @@ class SliceCopies:
         return SharedMemoryStore(directory, owner)
 
     def find(self, neighbours: Collection[Process], owners: Collection[Process]) -> Iterator[SliceCopy]:
-        """Yields the copies of these owners' slices that any of these neighbours has."""
+        """Yields these neighbours' copies of these owners' slices."""
         for path in self._directory.glob("*/*/*"):
             num_experts, neighbour, owner = int(path.parts[-3]), process_of(path.parts[-2]), process_of(path.name)
             if neighbour in neighbours and owner in owners:
@@ -238,7 +238,7 @@ class NeighbourCopies:
         self._writing: tuple[StateId, Future[None]] | None = None
 
     def count(self, record: Mapping[str, Any]) -> None:
-        """Counts the token updates in a record of ``metrics.jsonl``, which the choice of experts depends on."""
+        """Counts the token updates in a ``metrics.jsonl`` record; the choice of experts depends on them."""
         self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
 
     def is_due(self, done: int) -> bool:
@@ -399,7 +399,7 @@ class Handover:
     def hand_over(
         self, process: Process, states: SharedMemoryStore, copies: SliceCopies, lost: Collection[Process]
     ) -> None:
-        """Makes the states of a process and its copies of these lost ranks' slices available to all processes."""
+        """Makes a process's states and its copies of these lost ranks' slices available to all processes."""
         states.hand_over(self.states(process))
         copies.hand_over(self.copies, process, lost)
 

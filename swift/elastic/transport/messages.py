@@ -286,7 +286,7 @@ class Prepared(NamedTuple):
 
 
 class CutPrepared(NamedTuple):
-    """The programs of a better cut for the survivors of some failures are in the executable cache.
+    """The executable cache contains the programs for a better cut for the survivors of some failures.
 
     Attributes:
         failed: workers that are down.

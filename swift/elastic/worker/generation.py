@@ -211,7 +211,7 @@ class GenerationWorkers(LiveWorkers):
         return self.steps.plan.relative_period / self.generation.fault_free.relative_period
 
     def next_window_length(self, done: int) -> int:
-        """Returns the number of iterations in the next window, or 0 at the end of the run; see ``window_length``."""
+        """Returns how many iterations the next window has, or 0 at the end of the run; see ``window_length``."""
         experiment = self.generation.experiment
         periods = (experiment.eval_every, experiment.checkpoint.every)
         if done >= experiment.num_steps:
@@ -239,7 +239,7 @@ class GenerationWorkers(LiveWorkers):
 
     @contextmanager
     def window(self, first: int, last: int) -> Iterator[None]:  # noqa: ARG002
-        """Measures the duration of a window, which determines the time limit of later waits."""
+        """Measures how long a window takes, which determines the time limit for later waits."""
         yield
         self.generation.window_s = max(self.generation.window_s, time.perf_counter() - self._begun)
 
@@ -432,7 +432,7 @@ class RetainedStates:
         self._copied = tuple(self.store.stamps())
 
     def placed(self, stamp: StateId, spec: StepSpec, *, is_there: bool) -> TrainState:
-        """Puts this process's part of a state on its devices, for the mesh of ``spec``; zeros if it has no part.
+        """Puts this process's part of a state on its devices, for the mesh in ``spec``; zeros if it has no part.
 
         Args:
             stamp: stamp of the state.

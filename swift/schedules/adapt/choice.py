@@ -79,7 +79,7 @@ class Adaptation:
 
     @property
     def ideal_throughput(self) -> float:
-        """Throughput proportional to the number of live workers, as a fraction of the fault-free throughput."""
+        """Throughput proportional to the number of live workers, relative to the fault-free throughput."""
         workers = self.work.problem.topology.workers
         return 1 - len(self.failed) / len(workers)
 
@@ -190,7 +190,7 @@ def _with_peers(
 def recut(
     work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False, in_run: bool = False
 ) -> Adaptation | None:
-    """Plans re-partitioned pipelines of the survivors; returns None if none of the plans tried fits in memory.
+    """Plans re-partitioned pipelines for the survivors; returns None if none of the plans tried fits in memory.
 
     Args:
         work: problem without failures, and its blocks.

@@ -1,4 +1,4 @@
-"""Layouts worth planning after a failure: pipelines of unequal length, cut by the costs of blocks.
+"""Layouts worth planning after a failure: pipelines of unequal length, cut by block costs.
 
 A pipeline with fewer workers has longer stages and takes fewer micro-batches. Which of its stages are the longest can
 be chosen, and the choice matters in two ways: few blocks move if the cut changes only near the lost worker, and peers
@@ -145,7 +145,7 @@ class BlockProblem:
         return tuple(joined(self.blocks[first:end]) for first, end in pairwise(bounds))
 
     def with_failures(self, failed: frozenset[Worker]) -> Problem:
-        """Returns the problem of re-routing: peers run the micro-batches of failed workers, and no block moves."""
+        """Returns the re-routing problem: peers run the micro-batches of failed workers, and no block moves."""
         return replace(self.problem, failed=failed)
 
 
@@ -179,7 +179,7 @@ class BlockLayout:
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """Blocks at which a run of any pipeline begins, in the order of the model, and the number of blocks."""
+        """Blocks at which a run in any pipeline begins, in the model's order, and the number of blocks."""
         runs = set(self.places.values())
         return tuple(sorted({0, *(end for run in runs for _, end in self.order.runs(run))}))
 

@@ -1,4 +1,4 @@
-"""Division of micro-batches over the pipelines of a layout, as a problem with an executor for every chunk.
+"""Division of micro-batches over a layout's pipelines, as a problem with an executor for every chunk.
 
 Every block of a micro-batch runs on one of the workers that hold it. Most micro-batches stay on one pipeline; a
 remainder is re-routed block by block, so that no worker has much more work than another. A linear program finds the
@@ -138,7 +138,7 @@ def most_whole(
 def _program(
     worker_DK: np.ndarray, cost_K: np.ndarray, number: int, load: float | None, *, is_integral: bool
 ) -> np.ndarray | None:
-    """Minimizes the load of the busiest worker or, at a given load, the number of re-routed micro-batches.
+    """Minimizes the busiest worker's load or, at a given load, the number of re-routed micro-batches.
 
     Args:
         worker_DK, cost_K, number: see ``divide``.
@@ -314,7 +314,7 @@ class BlockMixture:
 
     @cached_property
     def executor(self) -> list[int]:
-        """Executors of the reduced problem, in the layout of ``Policy.executor``."""
+        """Executors of the reduced problem, laid out as in ``Policy.executor``."""
         index = {d: number for number, d in enumerate(self.representatives)}
         return [
             index[d] for representative in self.representatives for d in self.routes_D[representative].ravel().tolist()

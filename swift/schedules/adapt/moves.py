@@ -38,7 +38,7 @@ class Relocation:
         return len(self.transfers)
 
     def seconds(self, block_bytes: float = BLOCK_BYTES, bandwidth: float = BANDWIDTH) -> float:
-        """Returns the time of all copies in seconds: that of the busiest sender or receiver, since copies are parallel.
+        """Returns the time for all copies in seconds: the busiest sender's or receiver's, since copies are parallel.
 
         Args:
             block_bytes: size of a block's state, in bytes.

@@ -97,7 +97,7 @@ def _goal(mixture: BlockMixture, problem: Problem) -> float:
 
 
 def _later(problem: Problem, attempt: _Try, target: float) -> Iterator[_Try]:
-    """Retries a policy with every worker beginning ``target`` before the end of the last update of its chunks."""
+    """Retries a policy with every worker beginning ``target`` before its chunks' last update ends."""
     begins = [0.0] * (problem.num_pipelines * problem.num_stages)
     for index in range(4):
         update = attempt.listing.update
@@ -172,7 +172,7 @@ def _timed(problem: Problem, mixture: BlockMixture, attempt: _Try) -> Round:
 
 
 def _executors(problem: Problem, mixture: BlockMixture) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the executors in the layout of ``Round``, and the (pipeline, index) of each micro-batch, int64[2, J]."""
+    """Returns the executors, laid out as in ``Round``, and each micro-batch's (pipeline, index), int64[2, J]."""
     names, K = np.array(microbatch_ids(problem)).T, problem.num_chunks
     executor_DMK = np.full((problem.num_pipelines, problem.most_microbatches, K), -1, np.int32)
     executor_DMK[names[0], names[1]] = np.array(mixture.executor, np.int32).reshape(-1, K)

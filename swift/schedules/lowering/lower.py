@@ -77,7 +77,7 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """A schedule's ops with their ticks and mesh rows. Methods take arrays of op indices, of any shape."""
+    """A schedule's ops with their ticks and mesh rows. Methods take op indices in arrays of any shape."""
 
     tick_n: np.ndarray
     row_n: np.ndarray
@@ -110,7 +110,7 @@ class _Placed:
         return writers[stays], slots[stays]
 
     def turns(self, ops: np.ndarray) -> np.ndarray:
-        """Returns the index of each op's micro-batch among those of its row, ``[K, n, P]``.
+        """Returns the index of each op's micro-batch within the op's row, ``[K, n, P]``.
 
         A row's micro-batches are numbered in the order of their first op. A micro-batch counts once, even if the row
         runs several of its chunks.

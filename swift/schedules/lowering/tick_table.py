@@ -104,7 +104,7 @@ class _PermutationSet:
         self.sender_cR = np.full((0, num_live), NONE, np.int32)
 
     def cover(self, sender_e: np.ndarray, receiver_e: np.ndarray, most_rounds: int) -> list[tuple[int, np.ndarray]]:
-        """Chooses rounds that carry all messages of a tick, as (permutation, indices of the messages in that round).
+        """Chooses rounds that carry all messages in a tick, as (permutation, indices of the messages in that round).
 
         Args:
             sender_e: sending rows, without duplicates.

@@ -1,4 +1,4 @@
-"""Assignment of ops to ticks. Workers keep their order of ops, and all wait for a tick's longest op.
+"""Assignment of ops to ticks. Workers keep their op order, and all wait for a tick's longest op.
 
 A worker gains nothing by idling while an op that fits into the tick is ready. The only choice is therefore the length
 of each tick: in a short tick, longer ops wait for a later tick that more workers can use. A beam search over the
@@ -189,7 +189,7 @@ def _durations(schedule: Schedule) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Ops of a schedule as lines, one per live worker, with the dependencies of each op.
+    """A schedule's ops as lines, one per live worker, with each op's dependencies.
 
     Attributes:
         schedule: schedule whose ops are in the lines.
@@ -231,7 +231,7 @@ class Lines:
         return _durations(self.schedule)
 
     def longest_together(self, ops: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Replaces the value of each U by the maximum over the Us that run together; keeps the values of other ops."""
+        """Replaces each U's value by the maximum over the Us that run together; keeps the values of other ops."""
         is_u = self.schedule.kind[ops] == Kind.U
         if not is_u.any():
             return values

@@ -1,4 +1,4 @@
-"""MILP of the exact planner, which decides whether a schedule exists in which no stage exceeds its number of slots.
+"""MILP for the exact planner, which decides whether a schedule exists in which no stage exceeds its number of slots.
 
 Time is divided into slots, at which ops start. A column counts how many Fs (Bs, Ws) of a *group* of micro-batches have
 started at a stage by a slot. The micro-batches of a group are interchangeable, so counts are enough, and no time is
@@ -261,7 +261,7 @@ class _Model:
         return self.slots_P[p - 1] - load * (costs.f + costs.b) - costs.comm - costs.b - costs.w
 
     def room(self, p: int) -> int:
-        """Returns the number of ops that a worker can run at once; in the pooled model, the number of workers."""
+        """Returns how many ops a worker can run at once; in the pooled model, the number of workers."""
         return len(self.problem.survivors[p]) if self.detail == Detail.POOLED else 1
 
     def add_counts(self, p: int) -> None:

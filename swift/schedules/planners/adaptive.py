@@ -55,7 +55,7 @@ def adaptive_round(problem: Problem, max_ops: int | None = None) -> Round:
 
 
 def _numbers_held(problem: Problem, stash: float, max_ops: int) -> tuple[list[int], int]:
-    """Returns numbers of micro-batches to reserve stash memory for, descending, and the divisor of the op budget."""
+    """Returns micro-batch counts to reserve stash memory for, descending, and the divisor of the op budget."""
     fewest_peers, chunks = min(map(len, problem.survivors)), problem.num_chunks if problem.stage_of_chunk else 1
     # More memory than the most loaded worker can fill is useless.
     useful = max(problem.most_loaded(fewest_peers), problem.most_microbatches) * chunks

@@ -1,4 +1,4 @@
-"""Event-driven list scheduling of one iteration under one policy, the inner loop of the adaptive planner's search.
+"""Event-driven list scheduling of one iteration under one policy, the inner loop in the adaptive planner's search.
 
 The j-th micro-batch (see ``microbatch_ids``) at chunk k has the index x = j * (number of chunks) + k, and its F, B and
 W are the ops 3x, 3x + 1 and 3x + 2. Plain lists are several times faster than arrays here, because every step depends
@@ -282,7 +282,7 @@ class _Simulation:
         self.finish(k, self.occupy(w, now + self.t_w[k]))
 
     def finish(self, k: int, end: float) -> None:
-        """Records the end of a W; the end of a chunk's last W makes the chunk's Us due."""
+        """Records when a W ends; the end of a chunk's last W makes the chunk's Us due."""
         if end > self.end[k]:
             self.end[k] = end
         if self.joint:

@@ -53,7 +53,7 @@ class Normalized:
 
 
 class Move(NamedTuple):
-    """A move of a live worker to another place, where it copies the parameters of its new peers.
+    """A live worker's move to another place, where it copies the parameters of its new peers.
 
     Attributes:
         worker: worker that moves, named by the place that it leaves.
@@ -324,7 +324,7 @@ def _live(problem: Problem) -> np.ndarray:
 
 
 def _stage_workers(pipeline_D: tuple[int, ...], target_live_D: np.ndarray, live_D: np.ndarray) -> tuple[int, ...]:
-    """Chooses the workers of a stage: those of ``pipeline_D``, except for swaps that give live places live workers."""
+    """Chooses a stage's workers: those of ``pipeline_D``, except for swaps that give live places live workers."""
     workers = list(pipeline_D)
     unmanned = [e for e, d in enumerate(pipeline_D) if target_live_D[e] and not live_D[d]]
     idle = [e for e, d in enumerate(pipeline_D) if live_D[d] and not target_live_D[e]]
@@ -376,7 +376,7 @@ def _is_possible(problem: Problem, failed: frozenset[Worker]) -> bool:
 
 
 class ChunkAssignment(NamedTuple):
-    """Assignment of chunks to workers. Falsy if every chunk is a stage of the run's own uniform cut.
+    """Assignment of chunks to workers. Falsy if every chunk is a stage in the run's own uniform cut.
 
     Attributes:
         stage_of_chunk: for each pipeline, the stage that holds each chunk; () for a pipeline in which no worker has a
@@ -427,7 +427,7 @@ class ChunkAssignment(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Description of the number of layers in each stage and of moved workers, for chunks of one layer.
+        """Text that states how many layers each stage has and which workers moved, for chunks of one layer.
 
         >>> ChunkAssignment(((0, 0, 1), (0, 2, 2)), (Move((1, 1), (0, 1)),)).text
         'stages of 2, 1, 0; 1, 0, 2 layers, 1:1 replacing 0:1'

@@ -289,13 +289,13 @@ def read_plan(document: Mapping[str, Any]) -> Schedule:
 
 
 def encode(schedule: Schedule) -> bytes:
-    """Encodes the plan of a normalized problem as the content of a file, with a hash."""
+    """Encodes the plan of a normalized problem as a file's content, with a hash."""
     body = _dump(plan_document(schedule))
     return b'{"sha256": "%b", "plan": %b}\n' % (sha256(body).hexdigest().encode(), body)
 
 
 def decode(content: bytes, problem: Problem, solver: str) -> Schedule:
-    """Decodes the plan of a normalized problem from the content of a file.
+    """Decodes the plan of a normalized problem from a file's content.
 
     Raises:
         CorruptPlanError: the content is damaged, or is not a valid schedule of that problem by that planner.
