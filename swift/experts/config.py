@@ -1,4 +1,4 @@
-"""Configuration of an expert layer, its three kinds of capacity, and the buffer sizes that they determine.
+"""Expert-layer configuration, its three kinds of capacity, and the buffer sizes that they determine.
 
 Throughout, ``local_tokens`` is the number of tokens of a micro-batch on one rank.
 """
@@ -119,7 +119,7 @@ class SlotCapacity(_Capacity):
 
 
 class _SharedRows(_Capacity):
-    """Base of the kinds of capacity in which a rank's slots share its rows: computes the row counts."""
+    """Base class for kinds of capacity in which a rank's slots share its rows: computes the row counts."""
 
     spare_rounds: int | None = None
     """Rounds of splitting; None for an exact split, in which no row is dropped because a buffer is full."""
@@ -139,7 +139,7 @@ class _SharedRows(_Capacity):
         return max(math.ceil(even), math.floor(even * Fraction(str(self.headroom))))
 
     def deduplicates_tokens(self, experts: "ExpertConfig", num_ranks: int) -> bool:
-        """Whether a token is sent to a rank only once, instead of once for each of its experts there.
+        """Whether a token is sent to a rank only once, rather than once for each of its experts there.
 
         False if most of a token's experts are on different ranks: copying and summing rows at the receiver would then
         cost more than the smaller exchange saves.
@@ -246,7 +246,7 @@ Capacity: TypeAlias = SlotCapacity | RankCapacity | ExactCapacity
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """Settings of the experts in a mixture-of-experts layer.
+    """Settings for the experts in a mixture-of-experts layer.
 
     Attributes:
         num_classes: number of logical experts, E (SYMI's expert classes).

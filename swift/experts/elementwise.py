@@ -1,4 +1,4 @@
-"""Checks that an optimizer is elementwise: each element of an update depends only on the same element of its inputs.
+"""Checks that an optimizer is elementwise: each update element depends only on the same element of the inputs.
 
 Every rank updates only a slice of each expert, in arrays of any shape, so an optimizer must not mix elements. The check
 traces an update of two small arrays and goes through its equations one by one, tracking for every number the input
@@ -120,7 +120,7 @@ class _Origins:
         return _Origin(np.zeros((*np.shape(value), self.total), bool), by_place, ("constant",) * by_place)
 
     def _joined(self, origins: Sequence[_Origin], shape: tuple[int, ...]) -> _Origin:
-        """Origin of elements that are each computed from the same element of several arrays, or from scalars."""
+        """Origin of elements that are each computed from the same element in several arrays, or from scalars."""
         elements = np.zeros((*shape, self.total), bool)
         for origin in origins:
             elements |= origin.elements
@@ -194,7 +194,7 @@ class _Origins:
         return self._repeated(carry, once)
 
     def _repeated(self, carry: Sequence[_Origin], once: Callable[[Sequence[_Origin]], list[_Origin]]) -> list[_Origin]:
-        """Iterates the origins of a loop carry to a fixed point, which is valid for any number of loop iterations."""
+        """Iterates a loop carry's origins to a fixed point, which is valid for any number of loop iterations."""
         while True:
             after = [self._joined(pair, pair[0].elements.shape[:-1]) for pair in zip(carry, once(carry), strict=True)]
             if all(

@@ -53,7 +53,7 @@ class Groups(NamedTuple):
 
 
 def block_rows(num_rows: int, num_slots: int) -> int:
-    """Chooses the rows of a block: the largest power of two up to 128 for which padding adds at most 1 row in 32.
+    """Chooses the rows per block: the largest power of two up to 128 for which padding adds at most 1 row in 32.
 
     >>> block_rows(2048, 4), block_rows(256, 4), block_rows(8, 4)
     (16, 2, 1)
@@ -317,7 +317,7 @@ class _Tiles(NamedTuple):
 
 
 def _tiles(groups: Groups, num_rows: int, height: int) -> _Tiles:
-    """Cuts each slot's rows into tiles; the number of tiles suffices for any distribution of rows over the slots."""
+    """Cuts each slot's rows into tiles; there are enough tiles for any distribution of rows over the slots."""
     end_S = groups.start_S + groups.size_S
     start_G, end_G = jnp.append(groups.start_S, end_S[-1]), jnp.append(end_S, num_rows)
     through_G = jnp.cumsum(-(-(end_G - start_G) // height), dtype=jnp.int32)
@@ -334,7 +334,7 @@ def _numbers(count: int) -> jax.Array:
 
 
 def _height(num_rows: int, num_slots: int) -> int:
-    """Returns the rows of a tile: the largest power of two up to the mean rows per slot, within the limits."""
+    """Returns the rows per tile: the largest power of two up to the mean rows per slot, within the limits."""
     mean = max(num_rows // num_slots, 1)
     return min(max(1 << (mean.bit_length() - 1), _SMALLEST_SIDE), _HEIGHT)
 

@@ -45,7 +45,7 @@ class CustomSchedule(Protocol):
     """Interface of a user's learning-rate schedule: a frozen dataclass, so that a configuration can name it."""
 
     def schedule(self, num_steps: int) -> optax.Schedule:
-        """Builds the learning rate as a function of the number of completed iterations; JAX traces the function.
+        """Builds a function from the number of completed iterations to the learning rate; JAX traces the function.
 
         Args:
             num_steps: number of iterations of the run.

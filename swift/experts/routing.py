@@ -75,7 +75,7 @@ def route(logits_TE: Float[Array, "T E"], gating: Gating, bias_E: Float[Array, "
 
 
 def _shares(logits: jax.Array) -> jax.Array:
-    """Normalizes the sigmoids of logits to sum to 1, in the log domain because all of them may underflow to zero."""
+    """Normalizes the logits' sigmoids to sum to 1, in the log domain because all of them may underflow to zero."""
     return jax.nn.softmax(jax.nn.log_sigmoid(logits), axis=-1)
 
 
@@ -95,7 +95,7 @@ def renormalize_gates(gates_TK: Float[Array, "T K"], kept_TK: Bool[Array, "T K"]
 
 
 def first_choice_loss(routing: Routing, valid_T: Bool[Array, " T"], num_ranks: int) -> Float[Array, ""]:
-    """Computes this rank's term of DeepSpeed's auxiliary loss, which is the mean over ranks of a first-choice loss.
+    """Computes this rank's term in DeepSpeed's auxiliary loss, which is the mean of a first-choice loss over ranks.
 
     A rank's loss is E * sum_e (share of its tokens whose first choice is e) * (mean probability of e).
 
@@ -139,7 +139,7 @@ def balance_loss(
 
 
 def z_loss(logits_TE: Float[Array, "T E"], valid_T: Bool[Array, " T"], num_tokens: jax.Array) -> Float[Array, ""]:
-    """Computes this rank's term of the z-loss, the mean squared logsumexp of the logits (ST-MoE, arXiv 2202.08906).
+    """Computes this rank's term in the z-loss, the mean squared logsumexp of the logits (ST-MoE, arXiv 2202.08906).
 
     Args:
         logits_TE: output of the router for this rank's tokens.

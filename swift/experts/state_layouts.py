@@ -45,10 +45,10 @@ class Layout(Protocol):
         """Reduces slot gradients to the gradients of this rank's master weights, summed over replicas."""
 
     def first_position(self, width: int) -> Int[Array, ""] | int:
-        """Offset of this rank's slice in an expert's parameter vector, for slices of ``width`` parameters."""
+        """Offset of this rank's slice in an expert's parameter vector, for slices with ``width`` parameters."""
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
-        """Computes this rank's term of the squared norm of the experts' gradients."""
+        """Computes this rank's term in the squared norm of the experts' gradients."""
 
     def migrate(self, state: Any, old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Any:
         """Moves this rank's master weights and moments, a tree of arrays, from the old placement to the new one."""
@@ -147,7 +147,7 @@ class FetchedPerMicrobatch(Decoupled):
 
 @dataclass(frozen=True)
 class ReplicaShards(_StationaryState):
-    """Layout in which the r replicas of an expert hold 1/r of its state each; the placement never changes.
+    """Layout in which an expert's r replicas each hold 1/r of its state; the placement never changes.
 
     This is DeepSpeed's expert parallelism with ZeRO-1. The placement is round-robin, so ranks E/S apart hold the same
     experts. Such a group of ranks reduce-scatters gradients (summed on the wire, and therefore always in their own
@@ -256,7 +256,7 @@ class Instances:
         return reduced[..., : self.size].astype(gradients_LSW.dtype)
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
-        """See Layout: counts each expert once, regardless of its number of replicas."""
+        """See Layout: counts each expert once, however many replicas it has."""
         mine_LS = jnp.take(placement_LNS, lax.axis_index(EXPERT_AXIS), axis=1)
         replicas_LS = jnp.sum(mine_LS[:, :, None, None] == placement_LNS[:, None], axis=(2, 3))
         return jnp.sum(jnp.sum(jnp.square(gradients), axis=-1) / replicas_LS.astype(gradients.dtype))

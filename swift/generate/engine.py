@@ -32,7 +32,7 @@ _FEW_CANDIDATES = 64
 
 @dataclass(frozen=True)
 class TextEngineConfig:
-    """Settings of the engine; its sizes fix the array shapes of the two compiled programs, prefill and decode.
+    """Settings of the engine; its sizes fix the array shapes in the two compiled programs, prefill and decode.
 
     Attributes:
         batch: maximum number of texts that run at the same time; a decoding call adds a token to each.

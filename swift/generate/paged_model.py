@@ -37,7 +37,7 @@ COLUMNS_PER_BLOCK = 64
 
 
 class Passages(NamedTuple):
-    """Passages of a call as arrays of fixed shapes; rows with count 0 are empty."""
+    """Passages of a call as arrays with fixed shapes; rows with count 0 are empty."""
 
     token_RC: jax.Array  # int32
     page_RC: jax.Array  # int32, page to which each token's keys and values are written; P to write nothing
@@ -48,7 +48,7 @@ class Passages(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Results of a call: logits for sampling, and scores of the labels."""
+    """Results of a call: logits for sampling, and the labels' scores."""
 
     logits_RV: jax.Array  # after each passage's last token, at least float32
     log_prob_RC: jax.Array  # log-probability of each label; 0 without a label
@@ -251,7 +251,7 @@ def _label_scores(
 
 @dataclass(eq=False)
 class Passage:
-    """Passage of a call: consecutive tokens of a text that are computed together.
+    """Passage in a call: consecutive tokens of a text that are computed together.
 
     Attributes:
         sequence: text of the passage.

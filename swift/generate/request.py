@@ -127,7 +127,7 @@ class Choices(NamedTuple):
 
     @classmethod
     def of(cls, samplings: "list[tuple[int, Sampling, int]]", size: int) -> "Choices":
-        """Collects (row, settings, number of generated tokens) of texts into NumPy arrays, padded to ``size`` texts."""
+        """Collects texts' (row, settings, number of generated tokens) into NumPy arrays, padded to ``size`` texts."""
         full = samplings + [(0, GREEDY, 0)] * (size - len(samplings))
         columns = [
             (row, s.temperature, min(s.top_k, _MOST), s.top_p, s.seed, s.stream, number) for row, s, number in full

@@ -1,4 +1,4 @@
-"""Scheduler of waiting and running texts, and page allocator of the KV cache, in which texts share common prefixes.
+"""Scheduler for waiting and running texts, and page allocator for the KV cache, in which texts share common prefixes.
 
 This module only does bookkeeping; ``paged_model`` runs the model. The number of pages is fixed, which limits the
 memory. A radix tree over tokens records which texts share a prefix, and which pages hold its keys and values, as in
@@ -61,7 +61,7 @@ class Node:
 
 
 class RadixTree:
-    """Radix tree of token sequences, which share the pages of common prefixes."""
+    """Radix tree of token sequences, which share the pages for common prefixes."""
 
     def __init__(self) -> None:
         self.root = Node(_EMPTY, _EMPTY, None, num_locks=1)
@@ -189,7 +189,7 @@ class RadixTree:
 
 
 def _common_length(first: np.ndarray, second: np.ndarray) -> int:
-    """Returns the length of the common prefix of two token arrays."""
+    """Returns the length of two token arrays' common prefix."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
     return int(differs.argmax()) if differs.any() else length

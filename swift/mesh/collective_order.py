@@ -1,4 +1,4 @@
-"""A fixed order of collectives on every device: each collective depends on the result of the previous one.
+"""A fixed order of collectives on every device: each collective depends on the previous one's result.
 
 XLA:CPU runs independent operations concurrently. In a freshly compiled program it still keeps all collectives in order.
 A program that was serialized and deserialized, by the persistent compilation cache or by another process, loses that

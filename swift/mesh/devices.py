@@ -160,7 +160,7 @@ def peak_flops(device: jax.Device, dtype: DTypeLike) -> float | None:
 
 
 def host_matmul_flops(dtype: DTypeLike) -> float:
-    """Measures a matmul's operations per second on all cores of this host's CPU; returns the best of several runs.
+    """Measures a matmul's operations per second on all this host's CPU cores; returns the best of several runs.
 
     This takes about 0.1 s. Other programs lengthen the matmul's wall time but hardly its CPU time. So the result is the
     higher of two rates, by wall time and by CPU time divided by the number of cores. Call this function before programs

@@ -77,7 +77,7 @@ class _Computation:
 
 
 def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
-    """Adds up the bytes of each kind of collective over all devices; an instruction in a loop counts once.
+    """Adds up the bytes for each kind of collective over all devices; an instruction in a loop counts once.
 
     Args:
         hlo_text: HLO text of a program, from ``compiled.as_text()``.

@@ -85,7 +85,7 @@ class LiveMesh:
 
     @property
     def num_live(self) -> int:
-        """Number of live workers, which is the number of mesh rows, R."""
+        """Number of live workers, R, one per mesh row."""
         return len(self.rows)
 
     @property
@@ -167,7 +167,7 @@ class LiveMesh:
         return map_specs(put, specs, tree)
 
     def put_stages(self, tree: Any, specs: Any) -> Any:
-        """Puts host arrays with one row per stage on the devices of all workers; each worker gets the row of its stage.
+        """Puts host arrays with one row per stage on all workers' devices; each worker gets its stage's row.
 
         Args:
             tree: arrays ``[P, ...]``; a process reads only the part that its own devices hold.

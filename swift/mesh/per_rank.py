@@ -1,4 +1,4 @@
-"""Per-rank code: turns functions of one rank's shards into functions of global arrays.
+"""Per-rank code: turns functions on one rank's shards into functions on global arrays.
 
 Every argument and result of a per-rank function is one of three kinds:
 

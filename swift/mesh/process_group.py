@@ -18,7 +18,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def jax_internals() -> tuple[Any, Any, Any]:
-    """Returns JAX's state of the process group, its module of service and client factories, and its CPU client factory.
+    """Returns JAX's process-group state, its module of service and client factories, and its CPU client factory.
 
     Raises:
         RunError: this version of JAX lacks one of them.
@@ -64,7 +64,7 @@ def find_group(
 
 
 def use_gloo_at(address: str) -> None:
-    """Makes the next CPU backend of a process group listen on the given address of this machine."""
+    """Makes a process group's next CPU backend listen on the given address of this machine."""
     state, makers, make = jax_internals()
 
     def make_client() -> Any:

@@ -1,4 +1,4 @@
-"""Transfer of the state of mesh rows to other devices, hosts or processes.
+"""Transfer of mesh rows' state to other devices, hosts or processes.
 
 Mesh rows move from one mesh to another by copies between devices; if the axis ``expert`` changes, they pass through the
 host. When a generation of processes ends, so does its backend (see ``swift.elastic.jax_group``): every process keeps
@@ -131,7 +131,7 @@ def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[in
 
 
 def fetch_shards(tree: Any) -> Any:
-    """Fetches this process's share of every array to the host, as a tree of ``Shards``.
+    """Fetches this process's share of every array to the host, as ``Shards`` in the same tree.
 
     On CPU, the shards are views of the devices' buffers, which are freed together with their arrays or the backend.
     """
@@ -168,7 +168,7 @@ def put_shards(shards: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
 
 
 def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
-    """Returns the shapes and dtypes of a process's share of arrays.
+    """Returns the shapes and dtypes for a process's share of arrays.
 
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of them.
@@ -207,7 +207,7 @@ def broadcast_bits(tree: Any, gives: jax.Array, peer_sum: PeerAllReduce) -> tupl
 
 
 def _checksum(bits: Any) -> jax.Array:
-    """Computes a 32-bit checksum of a tree of integers: a sum with a different odd weight at every position."""
+    """Computes a 32-bit checksum for a tree of integers: a sum with a different odd weight at every position."""
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(bits):
         words = leaf.reshape(-1)

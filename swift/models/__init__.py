@@ -1,4 +1,4 @@
-"""Decoder models with dense layers and mixtures of experts: the architectures of GPT-2 and of current open models.
+"""Decoder models with dense layers and mixtures of experts: GPT-2's architecture and those used by open models today.
 
 ``config`` defines the shape of a model, and named shapes; ``cuts`` divides its blocks into stages and chunks. ``gpt``
 is the forward pass, split into functions at the points where pipelines cut. It uses ``attention`` (with

@@ -1,4 +1,4 @@
-"""Attention kernels: wrappers of library kernels, implementations of Swift's own, and the choice between them.
+"""Attention kernels: wrappers for library kernels, Swift's own implementations, and the choice between them.
 
 ``causal_attention`` follows the definition, with all scores in memory. ``blockwise_attention`` computes a block of
 scores at a time, so that its memory is linear in the number of positions (arXiv 2205.14135): one loop runs over all
@@ -89,7 +89,7 @@ def blockwise_attention(
     document_BT: Int[Array, "B T"] | None = None,
     block: int | None = None,
 ) -> Float[Array, "B T H C"]:
-    """Computes causal attention one pair of blocks at a time, in memory linear in the number of positions.
+    """Computes causal attention one block pair at a time, in memory linear in the number of positions.
 
     A sequence that fits into a single block is passed to ``causal_attention``.
 
@@ -166,7 +166,7 @@ def _put(arrays: Any, index: jax.Array, rows: Any) -> Any:
 
 
 def _scores(inputs: _Inputs, document: jax.Array | None, query_block: jax.Array, key_block: jax.Array) -> jax.Array:
-    """Computes the scores [B, K, G, T, S] of a pair of blocks; masked scores are the lowest float."""
+    """Computes the scores [B, K, G, T, S] for a pair of blocks; masked scores are the lowest float."""
     query, key = _take(inputs.query_NBKGTC, query_block), _take(inputs.key_NBKSC, key_block)
     wide, (length, channels) = at_least_float32(query.dtype), query.shape[-2:]
     scores = jnp.einsum("bkgtc,bksc->bkgts", query, key, preferred_element_type=wide) * channels**-0.5

@@ -1,4 +1,4 @@
-"""Shape of a model, and named shapes: SYMI's GPTs, open mixtures of experts, and tiny versions of the latter."""
+"""Model shape, and named shapes: SYMI's GPTs, and open mixtures of experts in full and tiny versions."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, TypeAlias
@@ -40,7 +40,7 @@ class CustomBlock(Protocol):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of a decoder: that of GPT-2 by default, or of an open mixture-of-experts model.
+    """Decoder shape: GPT-2's by default, or an open mixture-of-experts model's.
 
     Attributes:
         num_layers: number of transformer layers.

@@ -27,7 +27,7 @@ _PADDING = -1
 
 
 class BlockStacks(ABC):
-    """Positions of the model's blocks in the parameter stacks of each stage in a ``Cut``, or holding in ``Chunks``.
+    """Positions of the model's blocks in each stage's parameter stacks in a ``Cut``, or each holding's in ``Chunks``.
 
     In ``Chunks``, a stage of these methods is a holding.
 
@@ -45,16 +45,16 @@ class BlockStacks(ABC):
 
     @cached_property
     def stages(self) -> tuple[tuple[bool, ...], ...]:
-        """Patterns of blocks by stage: True for each block that is a mixture of experts."""
+        """Block patterns by stage: True for each block that is a mixture of experts."""
         return tuple(tuple(self.moe_layers[block] for block in blocks) for blocks in self.blocks)
 
     @property
     def kinds(self) -> tuple[bool, ...]:
-        """Sorted kinds of blocks in the model; a kind is whether the block is a mixture of experts."""
+        """Block kinds in the model, sorted; a kind is whether the block is a mixture of experts."""
         return tuple(sorted(set(self.moe_layers)))
 
     def counts(self, is_moe: bool | None = None) -> tuple[int, ...]:
-        """Counts each stage's blocks of a kind, or all of its blocks (None)."""
+        """Counts each stage's blocks of a kind, or all its blocks (None)."""
         return tuple(len(_of_kind(stage, is_moe)) for stage in self.stages)
 
     def stack_size(self, is_moe: bool | None = None) -> int:
@@ -72,7 +72,7 @@ class BlockStacks(ABC):
         return table
 
     def locations(self, is_moe: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the locations (stage, index in its stack) of the model's blocks of a kind, int64[L] each.
+        """Locates the model's blocks of a kind: (stage, index in its stack), int64[L] each.
 
         The inverse of ``model_index``. If several holdings have a block, its location is in the first of them.
         """
@@ -107,7 +107,7 @@ class BlockStacks(ABC):
 
     @cached_property
     def joined_index_PB(self) -> np.ndarray:
-        """Index of each block in the concatenation of its stage's dense stack and expert stack, int32."""
+        """Index of each block in its stage's dense stack and expert stack, concatenated, int32."""
         return (self.stack_index_PB + self.stack_size(False) * self.is_moe_PB).astype(np.int32)
 
     @cached_property
@@ -201,7 +201,7 @@ def make_cut(
 
 @dataclass(frozen=True)
 class Chunks(BlockStacks):
-    """Chunks of a model, and the stage that holds each of them in each pipeline; there is a stack per holding.
+    """Chunks of a model, and the stage that holds each one in each pipeline; there is a stack per holding.
 
     Attributes:
         moe_layers: True for each block of the model that is a mixture of experts.
@@ -225,7 +225,7 @@ class Chunks(BlockStacks):
 
     @cached_property
     def stage_DB(self) -> np.ndarray:
-        """Stage that holds each block of the model, by pipeline, int64[D, number of blocks]."""
+        """Stage that holds each model block, by pipeline, int64[D, number of blocks]."""
         return np.repeat(np.array(self.stage_DC), self.sizes, axis=1)
 
     @property
@@ -255,7 +255,7 @@ class Chunks(BlockStacks):
 
     @cached_property
     def worker_chunks(self) -> tuple[tuple[int, ...], ...]:
-        """Chunks of each holding, ascending; holdings are the distinct sets of chunks, in order of first use."""
+        """Chunks in each holding, ascending; holdings are the distinct chunk sets, in order of first use."""
         workers = product(range(len(self.stage_DC)), range(self.num_stages))
         return tuple(dict.fromkeys(self._chunks(d, p) for d, p in workers))
 
@@ -275,7 +275,7 @@ class Chunks(BlockStacks):
         )
 
     def first_layers(self, is_moe: bool | None = None) -> np.ndarray:
-        """Returns the stack index of a chunk's first block of a kind, int32[H, C]; 0 if the holding lacks the chunk."""
+        """Returns where a chunk's blocks of a kind start in a stack, int32[H, C]; 0 if the holding lacks the chunk."""
         counts = self.ops.counts(is_moe)
         table = np.zeros((len(self.worker_chunks), len(self.sizes)), np.int32)
         for holding, chunks in enumerate(self.worker_chunks):

@@ -191,7 +191,7 @@ class GPT:
     def embedding_gradient(
         self, weights: Weights, tokens_BT: jax.Array, copies: HotRowCache | None, d_x_BTD: jax.Array, wire: DTypeLike
     ) -> tuple[Any, jax.Array]:
-        """Computes the gradients of the embedding's state and of hot-row copies, given the gradient of x_BTD."""
+        """Computes the gradients of the embedding's state and the hot-row copies, given x_BTD's gradient."""
         group, state, position_BT = self.slot_groups["embedding"], weights["embedding"][0], self._positions(tokens_BT)
         return embedding_gradient(group, state, copies, tokens_BT, position_BT, d_x_BTD, self.embedding_ranks, wire)
 
@@ -298,7 +298,7 @@ class GPT:
         return head(x_BTD, kernel_DV)
 
     def _head(self, weights: Weights) -> tuple[Head, jax.Array]:
-        """Returns (module of the head, its matrix), from the weights of ``head_groups``."""
+        """Returns (the head's module, its matrix), from the weights of ``head_groups``."""
         head = self.groups["head"].module(weights["head"][0])
         if not self.config.tied_embeddings:
             return head, head.out.kernel[...]

@@ -24,7 +24,7 @@ than the matmuls of the chunk."""
 
 
 def tokens_per_block(num_tokens: int, vocab_size: int, least: int = 1) -> int:
-    """Chooses the number of tokens of a chunk: all tokens if their logits fit, otherwise a power of two.
+    """Chooses the chunk size in tokens: all tokens if their logits fit, otherwise a power of two.
 
     A power of two divides most numbers of tokens, so that no work is spent on padding, and suits the tiles of a TPU,
     unlike 7 chunks of 667 tokens.

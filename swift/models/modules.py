@@ -51,7 +51,7 @@ def rms_norm(config: ModelConfig, rngs: nnx.Rngs, dim: int) -> nnx.RMSNorm:
 
 
 def residual_std(config: ModelConfig) -> float:
-    """Returns the initial std of matrices that write to the residual stream, divided by the root of their number."""
+    """Returns the initial std for matrices that write to the residual stream, divided by the root of their number."""
     return _INIT_STD / (2 * config.num_layers) ** 0.5
 
 

@@ -98,12 +98,12 @@ class Group:
 
     @property
     def sizes(self) -> list[int]:
-        """Size of each parameter of a module."""
+        """Size of each parameter in a module."""
         return [math.prod(shape) for shape in self._template.shapes]
 
     @property
     def size(self) -> int:
-        """Number of parameters of one module, W."""
+        """Number of parameters in one module, W."""
         return sum(self.sizes)
 
     def in_matrix(self, position_w: jax.Array) -> jax.Array:
@@ -423,7 +423,7 @@ def join_by_rows(arrays: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]])
 
 
 class _Pieces(NamedTuple):
-    """Pieces of a stack of arrays of the same shape; an array's last piece may overlap the one before.
+    """Pieces of stacked arrays with the same shape; an array's last piece may overlap the one before.
 
     Attributes:
         lead: dims of the stack of arrays.
@@ -442,7 +442,7 @@ class _Pieces(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of elements of an array."""
+        """Number of elements in an array."""
         return math.prod(self.shape)
 
     @property
@@ -452,12 +452,12 @@ class _Pieces(NamedTuple):
 
     @property
     def row_size(self) -> int:
-        """Number of elements of a row."""
+        """Number of elements in a row."""
         return math.prod(self.shape[1:])
 
     @property
     def rows(self) -> int:
-        """Number of rows of a piece."""
+        """Number of rows in a piece."""
         return min(self.shape[0], max(1, _COPIED_AT_ONCE // self.row_size))
 
     @property
@@ -477,7 +477,7 @@ class _Pieces(NamedTuple):
         return (*at, self.start + row * self.row_size), (*(1 for _ in at), self.rows * self.row_size)
 
     def _place(self, index: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """Returns (index in the stack of the array that has the piece, first row of the piece)."""
+        """Returns (stack index of the array that has the piece, the piece's first row)."""
         row = jnp.minimum(index % self.pieces_per_array * self.rows, self.shape[0] - self.rows)
         return jnp.unravel_index(index // self.pieces_per_array, self.lead) if self.lead else (), row
 

@@ -47,7 +47,7 @@ class ReplicaMap(NamedTuple):
         return cls(placement_NS.astype(jnp.int32), slot_M, position_M, first_M, last_M)
 
     def sums(self, values_NS: Int[Array, "N S"]) -> tuple[Int[Array, "N S"], Int[Array, "N S"]]:
-        """Sums the values of the same expert's slots, for every slot: those before it, and all of them."""
+        """Sums the values in the same expert's slots, for every slot: those before it, and all of them."""
         sorted_M = values_NS.reshape(-1)[self.slot_M]
         up_to_M = jnp.cumsum(sorted_M, dtype=jnp.int32)
         before_M = up_to_M - sorted_M

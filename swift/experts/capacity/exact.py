@@ -22,7 +22,7 @@ from jaxtyping import Array, Int
 
 
 class Assignment(NamedTuple):
-    """Expert placement for one micro-batch, and the number of tokens of each slot."""
+    """Expert placement for one micro-batch, and each slot's number of tokens."""
 
     placement_NS: jax.Array  # int32, the expert in every slot
     tokens_NS: jax.Array  # int32, number of the slot's (token, choice) pairs

@@ -161,7 +161,7 @@ def slot_groups(kept_NS: Int[Array, "N S"], block: int) -> Groups:
 
 
 def received_pairs(kept_NS: Int[Array, "N S"], groups: Groups, num_rows: int) -> Ends:
-    """Computes the sender of each row of the grouped matmul, and the row's position among that sender's rows.
+    """Computes the sender of each row in the grouped matmul, and the row's position among that sender's rows.
 
     Args:
         kept_NS: int32, rows that every source rank sends to this rank's slots.

@@ -1,4 +1,4 @@
-"""Exchange of rows between ranks, where every pair of ranks may exchange a different number of rows.
+"""Row exchange between ranks, where every pair may exchange a different number of rows.
 
 Every row has a position among the rows that its rank sends to the same peer, and the receiver knows this position, too.
 All ranks know from the counts how many rows each rank sends to each other rank.
@@ -121,7 +121,7 @@ def _in_order(ends: Ends, start_N: Int[Array, " N"], num_rows: int) -> Int[Array
 def _in_rounds(
     rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Array, buffers: Buffers, axis: str
 ) -> jax.Array:
-    """Moves rows in rounds of equal buffers: first the first rows of every pair of ranks, then a few more per round."""
+    """Moves rows in rounds of equal buffers: first every rank pair's first rows, then a few more per round."""
     num_ranks = counts_NN.shape[0]
 
     def one_round(first: Int[Array, ""] | int, size: int, total_YD: jax.Array) -> jax.Array:
@@ -142,7 +142,7 @@ def _in_rounds(
 
 
 def _in_buffers(ends: Ends, first: Int[Array, ""] | int, size: int, num_ranks: int) -> Int[Array, " X"]:
-    """Index of each row in the buffers of the round that starts at position ``first``; N * Q if empty or not in it."""
+    """Index of each row in the buffers for the round that starts at position ``first``; N * Q if empty or not in it."""
     position_X = ends.position_X - first
     is_in_X = (ends.position_X >= 0) & (position_X >= 0) & (position_X < size)
     return jnp.where(is_in_X, ends.peer_X * size + position_X, num_ranks * size)

@@ -129,7 +129,7 @@ class Slots(NamedTuple):
         return jnp.sum(jnp.where(self.is_before_MM, values_M[:, None], 0), axis=0, dtype=jnp.int32)
 
     def highest_up_to(self, values_M: Int[Array, " M"]) -> Int[Array, " M"]:
-        """Returns the maximum of 0 and the values of the same expert's slots up to and including each slot."""
+        """Returns the maximum of 0 and the values in the same expert's slots up to and including each slot."""
         return jnp.max(jnp.where(self.is_before_MM, values_M[:, None], 0), axis=0)
 
     def just_before(self, ends_M: Int[Array, " M"]) -> Int[Array, " M"]:
@@ -138,7 +138,7 @@ class Slots(NamedTuple):
         return jnp.max(jnp.where(self.is_before_MM & ~is_itself_MM, ends_M[:, None], 0), axis=0)
 
     def of_class(self, values_M: Int[Array, " M"]) -> Int[Array, " M"]:
-        """Sums the values of all slots of each slot's expert."""
+        """Sums the values in all slots with each slot's expert."""
         return self.by_class(values_M)[self.class_M]
 
     def by_class(self, values_M: Int[Array, " M"]) -> Int[Array, " E"]:
@@ -275,6 +275,6 @@ def _up_to(values_M: jax.Array, holders: ReplicaMap) -> jax.Array:
 
 
 def _of_class(values_NM: jax.Array, holders: ReplicaMap) -> jax.Array:
-    """Sums the values of all slots of each slot's expert, for every source."""
+    """Sums the values in all slots with each slot's expert, for every source."""
     sums_NM = jnp.cumsum(values_NM, axis=1, dtype=jnp.int32)
     return sums_NM[:, holders.last_M] - (sums_NM - values_NM)[:, holders.first_M]

@@ -66,7 +66,7 @@ def check_slots(num_classes: int, num_ranks: int, slots_per_rank: int) -> None:
 
 
 def uniform_placement(num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int) -> Int[Array, "L N S"]:
-    """Places the same number of replicas of every expert, in expert order.
+    """Places equally many replicas of every expert, in expert order.
 
     If the number of slots is not a multiple of the number of experts, the first experts get one more replica.
 

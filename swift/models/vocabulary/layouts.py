@@ -38,7 +38,7 @@ def share_size(vocab_size: int, num_ranks: int) -> int:
 
 @dataclass(frozen=True)
 class RowSharded(Decoupled):
-    """Layout in which a rank's state is its rows of the table, and its slice of the parameters before the rows.
+    """Layout in which a rank's state is its table rows, and its slice of the parameters before the rows.
 
     A slot has the rank's rows, and all parameters before the rows. A step accumulates two gradients: that of the rows,
     summed over the tokens of all ranks, and that of the parameters before the rows, for the rank's own tokens only.
@@ -106,7 +106,7 @@ class RowSharded(Decoupled):
 
     @property
     def _slice_before(self) -> int:
-        """Size of a rank's slice of the parameters before the rows, p."""
+        """Size of a rank's slice in the parameters before the rows, p."""
         return padded_size(self.num_before, self.num_ranks) // self.num_ranks
 
 

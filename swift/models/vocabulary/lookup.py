@@ -274,7 +274,7 @@ def max_requests_per_round(num_tokens: int, num_ranks: int) -> int:
 
 
 def max_rounds(num_tokens: int, num_rows: int, num_ranks: int) -> int:
-    """Returns the rounds of a lookup if all of a rank's tokens are distinct and spread evenly over the ranks."""
+    """Returns a lookup's rounds if all of a rank's tokens are distinct and spread evenly over the ranks."""
     different = min(-(-num_tokens // num_ranks), -(-num_rows // num_ranks))
     return -(-different // max_requests_per_round(num_tokens, num_ranks))
 
@@ -321,7 +321,7 @@ def num_hot_rows(num_tokens: int, vocab_size: int, num_microbatches: int) -> int
 def choose_hot_rows(
     tokens_nT: Int[Array, "n T"], iteration_n: Int[Array, " n"], num_iterations: int, vocab_size: int, num_hot: int
 ) -> Int[Array, "K H"]:
-    """Chooses the rows needed by the largest number of micro-batches of an iteration, and by at least two.
+    """Chooses the rows needed by the most micro-batches in an iteration, and by at least two.
 
     Args:
         tokens_nT: int32, tokens of this rank.
