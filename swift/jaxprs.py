@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_i
 
 
 def read(env: Mapping[Var, Any], atom: Any) -> Any:
-    """Returns the value of a literal, or of a variable in ``env``."""
+    """Returns a literal's value, or the value that ``env`` has for a variable."""
     return atom.val if isinstance(atom, Literal) else env[atom]
 
 
@@ -32,7 +32,7 @@ def named(equation: JaxprEqn) -> Iterator[None]:
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns (number of constants, number of carried values) of a scan, given the parameters of its equation."""
+    """Counts the constants and the carried values of a scan, given its equation's parameters."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     # jax 0.12 stores the trees of (constants, carry, inputs) instead; iterating over one yields its leaves.

@@ -11,7 +11,7 @@ _GROUP = "the control group of this process"
 
 
 class Room(NamedTuple):
-    """The memory of a machine, a control group or a set of devices.
+    """The memory that a machine, a control group or a set of devices has.
 
     Attributes:
         left: bytes that can be allocated now, including page cache, which the kernel reclaims. Other reclaimable
@@ -28,7 +28,7 @@ class Room(NamedTuple):
 
 
 def memory_rooms(root: Path = Path("/")) -> tuple[Room, ...]:
-    """Returns the memory of this machine, and of each control group that limits this process.
+    """Returns the memory of this machine and each control group that limits this process.
 
     Args:
         root: root of the file system.

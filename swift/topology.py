@@ -1,4 +1,4 @@
-"""The shape of a cluster: numbers of pipelines, stages and expert ranks. Does not import JAX."""
+"""The shape of a cluster: how many pipelines, stages and expert ranks it has. Does not import JAX."""
 
 import re
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ def worker_name(worker: Worker) -> str:
 
 
 def worker_names(workers: Iterable[Worker]) -> list[str]:
-    """Returns the names of workers, in the notation of ``worker_name``, ordered by pipeline and then by stage.
+    """Returns workers' names as ``worker_name`` writes them, ordered by pipeline and then by stage.
 
     >>> worker_names({(1, 2), (0, 3)})
     ['0:3', '1:2']
@@ -39,7 +39,7 @@ def worker_names(workers: Iterable[Worker]) -> list[str]:
 
 @dataclass(frozen=True)
 class Topology:
-    """The shape of a cluster: worker (d, p) runs stage p of pipeline d on ``num_expert_ranks`` devices.
+    """A cluster's shape: worker (d, p) runs stage p of pipeline d on ``num_expert_ranks`` devices.
 
     (1, 1, N) is SYMI's own setting: N ranks with data parallelism for the dense part and expert parallelism for the
     experts.

@@ -53,7 +53,7 @@ class Codec(Generic[_M]):
         return self.line_of(type(message), **{name: fields[name] for name in fields.keys() - self._implied})
 
     def line_of(self, kind: type[_M], **fields: Any) -> str:
-        """Encodes the line of a message of this class from all its fields that are not implied."""
+        """Encodes a message of this class as a line, from all its fields that are not implied."""
         assert kind in self._types, f"{kind.__name__} is not a message of this codec"
         names = [name for name in self._types[kind] if name not in self._implied]
         assert sorted(names) == sorted(fields), f"{kind.__name__} has the fields {names}"

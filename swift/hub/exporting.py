@@ -1,4 +1,4 @@
-"""Export of the model of a run or a model directory, in Hugging Face format or as plain arrays for one device."""
+"""Exports the model of a run or a model directory, in Hugging Face format or as plain arrays for one device."""
 
 import json
 from collections import Counter

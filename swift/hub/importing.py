@@ -99,7 +99,7 @@ def _with_own_head(decoder: Decoder, files: TensorFiles) -> Decoder:
 
 
 def _stored_parts(decoder: Decoder, files: TensorFiles) -> dict[str, tuple[str, Index]]:
-    """Returns the location of each tensor: (name of the stored tensor, index of the values in that tensor)."""
+    """Returns each tensor's location: (stored tensor's name, index of the values in that tensor)."""
     parts: dict[str, tuple[str, Index]] = {}
     for tensor, shape in files.shapes.items():
         for name, index in parts_of_tensor(decoder.family, tensor, shape):

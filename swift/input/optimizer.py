@@ -111,7 +111,7 @@ class Cost:
 
 
 def predict(plan: InputPlan, profile: InputProfile) -> Cost:
-    """Predicts a plan's time, and the size of its cache, from a profile of the pipeline."""
+    """Predicts a plan's time and its cache's size from a profile of the pipeline."""
     elements = plan.elements(0)
     steps = list(_steps_of(plan, elements, profile))
     read_s, num = profile.source.seconds, profile.num_records

@@ -225,7 +225,7 @@ def _rates(keeping: list[_Keeping]) -> tuple[float, float]:
 
 
 def _thread_gain(pipeline: Pipeline, functions: list[Any], num_records: int) -> float:
-    """Measures the speedup from a second thread: records per second of two threads divided by that of one."""
+    """Measures the speedup from a second thread: two threads' records per second divided by one thread's."""
 
     def rate(together: threading.Barrier, ended: threading.Event) -> float:
         together.wait()

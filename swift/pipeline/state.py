@@ -87,7 +87,7 @@ class StageWeights(NamedTuple):
 
     @property
     def _ends(self) -> dict[str, Any]:
-        """Gradients of embedding and head, without copies; the two gradients of a tied table are summed."""
+        """Gradients of embedding and head, without copies; a tied table's two gradients are summed."""
         embedding = self.embedding.shard
         if "embedding" in self.head:
             embedding = jax.tree.map(jnp.add, embedding, self.head["embedding"])
@@ -107,7 +107,7 @@ def _by_kind(cut: BlockStacks, stacks: Mapping[str, Any], stage: Index) -> Layer
 
 
 def _by_group(cut: BlockStacks, layers: Layers, stage: Index) -> dict[str, Any]:
-    """Joins layers that are separated by kind of block; padding layers of attention become zeros."""
+    """Joins layers that are separated by kind of block; attention's padding layers become zeros."""
     stacks = {name: stack for kind_stacks in layers.values() for name, stack in kind_stacks.items()}
     if len(cut.kinds) == 1:
         return stacks

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation of a configuration for an absent pod, and the report on its program."""
+"""Compiles a configuration ahead of time for an absent pod, and reports on its program."""
 
 import re
 import time

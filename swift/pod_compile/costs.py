@@ -94,7 +94,7 @@ class Work:
 
 
 def op_costs(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
-    """Returns the work of one run of each part of a step, by the names in ``swift.pipeline.scopes``.
+    """Returns the work that each part of a step does in one run, by the names in ``swift.pipeline.scopes``.
 
     If chunks have different layers, ops are listed by chunk, such as ``F/0``. A chunk is a stage if all pipelines have
     the same cut.
@@ -132,7 +132,7 @@ def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
 
 
 def _block_work(block: SplitStage, block_args: tuple[Any, Any], x: Any, d_out: Any, num_ranks: int) -> list[Work]:
-    """Counts the work of a block's F, B and W, without the memory traffic of their stashes."""
+    """Counts the work of a block's F, B and W, without their stashes' memory traffic."""
     return [
         Work.of(block.forward, (*block_args, x), num_ranks),
         Work.of(block.backward_input, (*block_args, *block.stash_shapes[:2], d_out), num_ranks),
@@ -172,7 +172,7 @@ def _bytes(tree: Any) -> int:
 
 @dataclass(frozen=True)
 class OpCounts:
-    """Counts how often the parts of a program run on every row of its mesh.
+    """Counts how often a program's parts run on every row of its mesh.
 
     Attributes:
         spec: step spec.
@@ -255,7 +255,7 @@ class OpCounts:
         return next((name for name in _NAMES if name in collective.path), _OTHER)
 
     def _trips(self, num_trips: int | None) -> int:
-        """Returns the trip count of a loop; the compiler knows that of every loop except the loop over ticks."""
+        """Returns a loop's trip count; the compiler knows it for every loop except the loop over ticks."""
         if num_trips is not None:
             return num_trips
         return 1 if self.table is None else int(self.table.phase_bounds[-1])
@@ -309,7 +309,7 @@ class _Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Interconnect:
-    """Model of the links between the devices of a pod.
+    """Model of the links between a pod's devices.
 
     Attributes:
         pod: pod that runs the program.
@@ -321,7 +321,7 @@ class Interconnect:
     coords: Sequence[tuple[int, ...]]
 
     def seconds(self, collective: Collective) -> float:
-        """Returns the time of one run of a collective, whose groups all run concurrently."""
+        """Returns the time that one run of a collective takes; its groups all run concurrently."""
         messages, num_steps = list(self._messages(collective)), self._num_steps(collective)
         if not messages:
             return 0.0
@@ -417,7 +417,7 @@ def total_flops(runs: OpCounts, work: Mapping[str, Work]) -> int:
 def predict(
     runs: OpCounts, work: Mapping[str, Work], collectives: Sequence[Collective], links: Interconnect, dtype: str
 ) -> dict[str, float] | None:
-    """Predicts the time of an iteration and of its parts, in ms; returns None if the chip's peak FLOPs are unknown.
+    """Predicts the time of an iteration and its parts, in ms; returns None if the chip's peak FLOPs are unknown.
 
     Args:
         runs: run counts of the program's parts.

@@ -36,7 +36,7 @@ _GPUS = {"h100": _HOPPER, "h200": _HOPPER, "b200": _BLACKWELL}
 
 @dataclass(frozen=True)
 class Pod:
-    """Group of connected devices: a mesh or torus of TPU chips, hosts with GPUs, or emulated CPU devices.
+    """Group of connected devices: TPU chips in a mesh or torus, hosts with GPUs, or emulated CPU devices.
 
     Attributes:
         name: name, such as ``v5e:4x4``.
@@ -72,7 +72,7 @@ class Pod:
 
     @property
     def chip(self) -> Chip:
-        """Capabilities of each of the pod's devices."""
+        """Capabilities of each device in the pod."""
         return CHIPS[self.generation]
 
     @property

@@ -208,7 +208,7 @@ class Steps:
         return kind in self._compiled
 
     def memory(self, kind: StepKind) -> ProgramMemory | None:
-        """Returns ``ProgramMemory.of`` the program of a kind, compiling it on first use."""
+        """Returns the ``ProgramMemory`` of a kind's program, compiling it on first use."""
         self.compiled(kind)
         return ProgramMemory.of(self._programs[kind])
 

@@ -36,7 +36,7 @@ _Value = TypeVar("_Value")
 
 
 class ExecutableCache:
-    """Directory of one run's compiled programs and plans; file names do not depend on the version of the code.
+    """Directory of one run's compiled programs and plans; file names do not depend on the code version.
 
     Files are unpickled, so no other user may be able to write to the directory.
 

@@ -13,7 +13,7 @@ from swift.pipeline.step.spec import StepSpec
 
 @dataclass(frozen=True)
 class MemoryAccount:
-    """Bytes that a run needs on a group of devices, in total; every device of the run needs the same amount.
+    """Bytes that a run needs on a group of devices, in total; every device in the run needs the same amount.
 
     Attributes:
         num_devices: number of devices.

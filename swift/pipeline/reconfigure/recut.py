@@ -78,7 +78,7 @@ class Recut:
         return ChunkAssignment(tuple(map(tuple, assigned_stages)), self.moves)
 
     def most_moved(self, run_chunks: Chunks) -> int:
-        """Returns the maximum over workers of the number of blocks that a worker holds only because of this recut."""
+        """Returns the most blocks that any worker holds only because of this recut."""
         assignment, most = self.holders(run_chunks), 0
         workers = {place: worker for worker, place in self.moves}
         for d, stages in enumerate(assignment.stage_of_chunk):
@@ -167,7 +167,7 @@ def _check_shares(recut: Recut, spec: StepSpec, places: Collection[Worker]) -> N
 
 
 def recut_spec(spec: StepSpec, recut: Recut) -> StepSpec:
-    """Returns the step spec of a run with the cuts of a recut; the layout of its checkpoints stays the same."""
+    """Returns a run's step spec with the cuts of a recut; the run's checkpoints keep their layout."""
     return _with_chunks(spec, recut.chunks(spec.chunks))
 
 
@@ -217,7 +217,7 @@ class Cuts:
         self._found: dict[frozenset[Worker], Recut | None] = {}
 
     def spec(self, recut: Recut | None) -> StepSpec:
-        """Returns the step spec on the mesh of all workers, with the cuts of ``recut``, or the run's own if None."""
+        """Returns the step spec on the mesh of all workers, with the cuts in ``recut``, or the run's own if None."""
         spec = self._specs.get(recut)
         if spec is None:
             assert recut is not None, "the run's own cuts are there from the start"
@@ -390,7 +390,7 @@ class _Planned(CustomPlanner):
 
 
 def _problem(settings: PlanSettings, spec: StepSpec, num_sequences: int) -> tuple[Problem, SlotBytes]:
-    """Returns the problem of a run with the chunks of ``spec`` and the same memory per worker, and its slots' bytes."""
+    """Returns a run's problem with the chunks of ``spec`` and the same memory per worker, and its slots' bytes."""
     costs, chunks, sizes = plan_costs(spec, sequences_per_rank(num_sequences, spec.live.num_ranks))
     holders, limit = spec.chunks.stage_DC, settings.problem.memory_limit
     problem = replace(settings.problem, costs=costs, chunks=chunks, stage_of_chunk=holders, memory_limit=None)

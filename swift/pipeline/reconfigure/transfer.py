@@ -89,7 +89,7 @@ def _each_on_host(
 
 
 class LocalRange(NamedTuple):
-    """Piece of one of a state's arrays, on a device of this process.
+    """Piece of an array in a state, on a device local to this process.
 
     Attributes:
         place: position of the piece in the array: a slice for each leading dim; the remaining dims are whole.
@@ -101,7 +101,7 @@ class LocalRange(NamedTuple):
 
 
 def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, list[LocalRange]]:
-    """Copies this process's pieces of a state, in the layout of another spec, without moving data between devices.
+    """Copies this process's pieces of a state, in another spec's layout, without moving data between devices.
 
     The pieces of all processes do not overlap, and together they are the whole state. If several processes have the
     same piece of a RANKED array, each contributes an equal part of its last dim. A piece of a SHARED array comes from
@@ -204,14 +204,14 @@ class _TransferPlan:
                         )
 
     def pieces(self, name: str, row: int) -> list[LayerRange]:
-        """Returns the pieces of an array in a row of the new mesh."""
+        """Returns an array's pieces in a row of the new mesh."""
         if self._keeps(name, row):
             return [LayerRange(self._kept_R[row], _ALL)]
         # An array without layers, such as the placement of a model without experts, may come from any worker.
         return [equal[0] for equal in self._sources(name, row)] or [LayerRange(self._order[0], _ALL)]
 
     def _sources(self, name: str, row: int) -> list[tuple[LayerRange, ...]]:
-        """Returns all workers' copies of each piece of an array in a row of the new mesh, the preferred one first."""
+        """Returns all workers' copies of each array piece in a new mesh row, the preferred copy first."""
         if name not in KINDS and self._keeps(name, row):
             old_row, blocks = self._kept_R[row], self._blocks[0]
             return [
@@ -267,7 +267,7 @@ def _processes(devices: np.ndarray) -> frozenset[int]:
 
 
 def _own_part(piece: LocalRange, rank: int, index: int, num_holders: int) -> LocalRange:
-    """Returns this holder's part of a RANKED array's piece: one of ``num_holders`` equal parts of the last dim."""
+    """Returns this holder's part of a RANKED array's piece, whose last dim ``num_holders`` holders share equally."""
     width = piece.values.shape[-1]
     first, last = width * index // num_holders, width * (index + 1) // num_holders
     place = *piece.place, slice(rank, rank + 1), *[_ALL] * (piece.values.ndim - 4), slice(first, last)
@@ -284,7 +284,7 @@ def _copied(array: jax.Array, piece: LayerRange) -> jax.Array:
 
 @partial(jax.jit, static_argnums=(1, 3))
 def _slice(array: jax.Array, dim: int, start: int, size: int) -> jax.Array:
-    """Returns a slice of an array along a dim; compiled once for all values of ``start``."""
+    """Returns a slice of an array along a dim; compiled once for all ``start`` values."""
     return lax.dynamic_slice_in_dim(array, start, size, dim)
 
 
@@ -297,7 +297,7 @@ def _taken(array: np.ndarray, piece: LayerRange) -> np.ndarray:
 
 
 class _Run(NamedTuple):
-    """Consecutive layers of one of a program's input arrays; hashable."""
+    """Consecutive layers from one of a program's input arrays; hashable."""
 
     array: int
     first: int
@@ -355,7 +355,7 @@ class _Receive(NamedTuple):
 
 
 class DeviceTransfer:
-    """Transfer of states between the live meshes of two specs of the same model, without passing through the host.
+    """Transfer of states from one spec's live mesh to another's, for the same model, without passing through the host.
 
     Args:
         old: spec of the states.
@@ -719,7 +719,7 @@ class Routes:
 
 
 def _in_common(old: StepSpec, new: StepSpec) -> tuple[Chunks, Chunks]:
-    """Returns the chunks of two specs, cut more finely where needed so that both consist of the same blocks."""
+    """Returns two specs' chunks, cut more finely where needed so that both consist of the same blocks."""
     ends = sorted({end for spec in (old, new) for end in accumulate(spec.chunks.sizes)})
     sizes = tuple(end - begin for begin, end in pairwise([0, *ends]))
 

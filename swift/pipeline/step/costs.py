@@ -153,5 +153,5 @@ def _block_flops(
 
 
 def stash_bytes(shapes: Any) -> int:
-    """Returns the bytes of one buffer slot that holds a tree of arrays with these shapes."""
+    """Counts the bytes in one buffer slot that holds a tree of arrays with these shapes."""
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(shapes))

@@ -21,7 +21,7 @@ from swift.pipeline.step.spec import StepSpec
 
 
 class Sums(NamedTuple):
-    """Sums over the micro-batches of this rank, or of all expert ranks after ``over_ranks``."""
+    """Sums over this rank's micro-batches, or over those of all expert ranks after ``over_ranks``."""
 
     loss: jax.Array  # cross-entropies of tokens, nats; at least float32
     aux: jax.Array  # auxiliary losses of micro-batches; at least float32

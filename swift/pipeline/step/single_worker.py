@@ -35,7 +35,7 @@ _BOTH = EmbeddingAndHead(is_first=True, is_last=True)
 
 
 def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
-    """Returns the number of sequences of a micro-batch for which every rank allocates room.
+    """Returns how many sequences of a micro-batch every rank allocates room for.
 
     >>> sequences_per_rank(16, 8), sequences_per_rank(16, 7)
     (2, 3)

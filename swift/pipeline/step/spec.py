@@ -44,7 +44,7 @@ _Tree = TypeVar("_Tree")
 
 @dataclass(frozen=True)
 class Rounds:
-    """Schedule of the sums over the peers of each chunk, in rounds in which every worker has at most one chunk.
+    """Schedule of the sums over each chunk's peers, in rounds in which every worker has at most one chunk.
 
     Attributes:
         chunk_HT: chunk of each holding in each round, int32; ``NONE`` for no chunk.

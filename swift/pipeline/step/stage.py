@@ -54,7 +54,7 @@ class Extras(NamedTuple):
 
 
 def block_function(spec: StepSpec) -> _BlockFunction:
-    """Returns the function of a block; the groups in the weights determine the kind of block."""
+    """Returns the function that applies a block; the groups in the weights determine the kind of block."""
     gpt, experts, layout = spec.gpt, spec.gpt.groups.get("expert"), spec.layouts.get("expert")
 
     def block(weights: Mapping[str, Any], extras: Extras, x_BTD: jax.Array) -> Any:
@@ -103,7 +103,7 @@ class ForwardStage:
 
     @property
     def stash_shapes(self) -> Stashes:
-        """Shapes ``[layers, ...]`` of the arrays in each stash: a tuple for each kind of block."""
+        """Shapes ``[layers, ...]`` of the arrays in each stash: a tuple for each block kind."""
         return Stashes({}, {}, {})
 
     def evaluate(
@@ -129,7 +129,7 @@ class ForwardStage:
     def _each(
         self, chunk: Index, block: _Each, common: Any, by_kind: dict[bool, Any], *, reverse: bool = False
     ) -> tuple[Any, Any]:
-        """Applies a function to every block of a chunk in turn, on the common values and those of the block's kind."""
+        """Applies a function to a chunk's blocks in turn, on the common values and those of each block's kind."""
         cut, (only, *other_kinds) = self.spec.chunks.ops, self.spec.chunks.kinds
         first = {is_moe: self._first_layer(is_moe, chunk) for is_moe in (only, *other_kinds)}
 
@@ -160,7 +160,7 @@ class ForwardStage:
         return lax.fori_loop(0, count, step, (common, by_kind))
 
     def _first_layer(self, is_moe: bool, chunk: Index) -> Index:
-        """Returns the index of a chunk's first block of a kind in the worker's stack."""
+        """Returns the index at which a chunk's first block of a kind lies in the worker's stack."""
         chunks = self.spec.chunks
         return 0 if chunks.is_one_chunk_per_worker else jnp.asarray(chunks.first_layers(is_moe))[self.holding, chunk]
 
@@ -201,7 +201,7 @@ class Stage(ForwardStage):
         return cls(spec, holding, kinds)
 
     def stack_size(self, is_moe: bool) -> int:
-        """Returns the number of layers in a stash for blocks of a kind: the largest number in any chunk."""
+        """Returns how many layers a stash has for blocks of a kind: the largest number in any chunk."""
         return self.spec.chunks.ops.stack_size(is_moe)
 
     @property
@@ -294,7 +294,7 @@ class Stage(ForwardStage):
         totals: Layers,
         chunk: Index,
     ) -> tuple[jax.Array, Layers]:
-        """Runs B and W of every block together, from stash slot 0: returns (cotangent of x, updated totals)."""
+        """Runs every block's B and W together, from stash slot 0: returns (cotangent of x, updated totals)."""
 
         def block(is_moe: bool, layer: Index, stash_index: Index, dy: jax.Array, totals: Any) -> Any:
             for_b, for_b_and_w = _taken(stashes[:2], (0, 0), is_moe, stash_index)

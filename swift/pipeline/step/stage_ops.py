@@ -33,7 +33,7 @@ from swift.pipeline.step.update import EmbeddingAndHead, cond_unless_static
 
 @dataclass(frozen=True)
 class HotRows:
-    """Hot rows of the embedding on a rank in each iteration of a window; the methods do nothing if the spec has none.
+    """Hot embedding rows on a rank in each iteration of a window; the methods do nothing if the spec has none.
 
     Attributes:
         spec: step spec.
@@ -111,7 +111,7 @@ class HotRows:
 
 @dataclass(frozen=True)
 class EvaluationOps:
-    """Op of one rank's stage in an evaluation; holds arrays of a trace, so create it while tracing a step function.
+    """Op of one rank's stage in an evaluation; holds traced arrays, so create it while tracing a step function.
 
     Attributes:
         spec: step spec.

@@ -1,4 +1,4 @@
-"""A tick table as array arguments of a step function: a new table of the same shape needs no recompilation.
+"""A tick table as array arguments of a step function: a new table with the same shape needs no recompilation.
 
 Legend: T ticks, Q rounds of a tick, R live workers, H phases, n micro-batches of a worker.
 """

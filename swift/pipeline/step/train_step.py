@@ -179,7 +179,7 @@ class ChunkLayers:
         return jnp.asarray(lowest_CR)[chunk, self.spec.live.row_index()]
 
     def _index(self, is_moe: bool | None, chunk: Index) -> jax.Array:
-        """Returns the stack indices of a chunk's layers of a kind, int32[n]; past the end for padding and ``NONE``."""
+        """Returns the stack indices for a chunk's layers of a kind, int32[n]; past the end for padding and ``NONE``."""
         chunks = self.spec.chunks
         number_n = jnp.arange(chunks.ops.stack_size(is_moe), dtype=jnp.int32)
         counts = jnp.asarray([*chunks.ops.counts(is_moe), 0], jnp.int32)  # the last count is for NONE

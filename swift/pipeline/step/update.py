@@ -108,7 +108,7 @@ def reduce_gradients(
 def reduce_tied(
     spec: StepSpec, state: TrainState, packed: jax.Array, divisor: Float[Array, ""]
 ) -> dict[str, jax.Array]:
-    """Reduces the gradients of a tied embedding over all workers, each of which updates its own copy.
+    """Reduces a tied embedding's gradients over all workers, each of which updates its own copy.
 
     Args:
         spec: step spec.
@@ -131,7 +131,7 @@ def reduce_tied(
 def square_norm(
     spec: StepSpec, gradients: dict[str, jax.Array], placement_LNS: Int[Array, "L N S"]
 ) -> Float[Array, ""]:
-    """Computes the squared norm of the stage's gradients; every expert counts once, whatever its number of replicas."""
+    """Computes the squared norm of the stage's gradients; every expert counts once, however many replicas it has."""
     placements = spec.placements(placement_LNS, gradients)
     squares = [spec.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
     return lax.psum(sum(squares), EXPERT_AXIS)
