@@ -67,7 +67,7 @@ class Codec(Generic[_M]):
             implied: values of the implied fields; a class without such a field ignores it.
 
         Raises:
-            RunError: the line is not JSON or of an unknown kind, or a field is missing, unknown or of the wrong
+            RunError: the line is not JSON or of an unknown type, or a field is missing, unknown or of the wrong
                 type.
         """
         try:

@@ -119,7 +119,7 @@ def test_a_line_that_does_not_fit_is_refused_and_the_error_says_why(line, reason
 
 
 def test_only_the_kinds_of_a_codec_are_read_and_written():
-    with pytest.raises(RunError, match="unknown kind"):
+    with pytest.raises(RunError, match="unknown type"):
         WORKER_MESSAGES.read(WORKER_COMMANDS.line(Stop()), member=MEMBER, time=0.0)
     with pytest.raises(RunError, match="what is 'drop', not one of"):
         CHECKPOINT_ANSWERS.read(
