@@ -21,7 +21,8 @@ from typing import Any, Literal, NamedTuple, Self
 
 RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)
 """Pauses before each new attempt of a failed save, s; after the last one, the run goes on to the next save."""
-_MAX_STARTS = 3
+MAX_STARTS = 3
+"""Starts of a service in a row, without an answer in between, after which it is given up."""
 _RECORD_S = 10.0
 """Seconds that a save waits for the record of its iteration. If all members that had the record have died, it never
 comes."""
@@ -279,7 +280,7 @@ class Saver:
         if again and again[0].kind == "save" and self.waiting and self.waiting[0].is_write:
             again = ()  # a newer save waits
         saver = replace(self, is_running=False, is_killed=False, current=None, waiting=again + self.waiting)
-        return (saver, (WriterAction.GIVE_UP,)) if self.num_starts >= _MAX_STARTS else saver._started(now)
+        return (saver, (WriterAction.GIVE_UP,)) if self.num_starts >= MAX_STARTS else saver._started(now)
 
     def _started(self, now: float) -> tuple[Self, tuple[SaveAction, ...]]:
         if self.is_running:

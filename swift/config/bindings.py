@@ -153,17 +153,19 @@ def parse_override(text: str) -> Binding:
     if not match:
         raise SettingError("--set", text, "must be NAME=VALUE, such as Experiment.num_steps=100")
     name, value = match[1], match[2]
-    if not value.startswith(("@", "%", "'", '"', "(", "[", "{")):
-        try:
-            list(_statements(f"x = {value}"))
-        except (SyntaxError, tokenize.TokenError, RecursionError, MemoryError):
-            value = repr(value)
+    is_quoted = value.startswith(("@", "%", "'", '"', "(", "[", "{"))
     try:
-        (statement,) = _statements(f"{name} = {value}")
+        try:
+            statements = list(_statements(f"{name} = {value}"))
+        except _PARSE_ERRORS:
+            if is_quoted:
+                raise
+            statements = list(_statements(f"{name} = {value!r}"))
     except _PARSE_ERRORS as error:
         raise SettingError("--set", text, _mistake(error, has_lines=False)) from error
-    except ValueError as error:  # several statements
-        raise SettingError("--set", text, "must be a single NAME=VALUE") from error
+    if len(statements) > 1:
+        raise SettingError("--set", text, "must be a single NAME=VALUE")
+    (statement,) = statements
     return Binding(statement.scope, statement.selector, statement.arg_name, statement.value)
 
 

@@ -227,9 +227,10 @@ class ExactCapacity(_SharedRows):
         """Raises SettingError if there are too few slots to share every possible load evenly."""
         enough = self.least_slots(experts.num_classes, num_ranks)
         if experts.slots_per_rank < enough:
-            text = f"for {experts.num_classes} experts on {num_ranks} expert ranks: slots * ranks must be at least "
-            text = f"at least {enough} with ExpertConfig.capacity = @ExactCapacity(), {text}experts + ranks - 1"
-            raise SettingError("ExpertConfig.slots_per_rank", experts.slots_per_rank, text)
+            sizes = f"for {experts.num_classes} experts on {num_ranks} expert ranks"
+            rule = "slots * ranks must be at least experts + ranks - 1"
+            allowed = f"at least {enough} with ExpertConfig.capacity = @ExactCapacity(), {sizes}: {rule}"
+            raise SettingError("ExpertConfig.slots_per_rank", experts.slots_per_rank, allowed)
 
     def least_slots(self, num_classes: int, num_ranks: int) -> int:
         """Returns the minimum number of slots per rank with which every load can be shared evenly.

@@ -150,8 +150,8 @@ def make_engine(
     from swift.pipeline.reconfigure.engine import Engine
 
     spec = make_step_spec(experiment, live)
+    settings = make_plan_settings(experiment, spec)
     with users_settings():
-        settings = make_plan_settings(experiment, spec)
         return Engine(spec, settings, experiment.sequences_per_microbatch, prepare, failed)
 
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from swift.checkpoint import saver
 from swift.checkpoint.manifest import checkpoint_path, checkpoint_steps, read_manifest
 from swift.elastic.membership.messages import Process, ShardLayout, StateId, complete_workers, covers_whole_state
+from swift.elastic.reporting.reporter import Reporter
 from swift.elastic.transport.children import Children
 from swift.elastic.transport.messages import (
     CHECKPOINT_ANSWERS,
@@ -39,19 +39,6 @@ from swift.topology import Worker
 
 CHECKPOINT_SERVICE, COMPILE_SERVICE = "checkpoint-service", "compile-service"
 """Names of the two services as child processes, in logs and in events."""
-_MAX_STARTS = 3
-
-
-class _RecordProgress(Protocol):
-    """Progress in writing the metrics of a run.
-
-    Attributes:
-        written: last iteration whose metrics are in the file, or are about to be.
-        on_file: last iteration whose metrics are in the file.
-    """
-
-    written: int
-    on_file: int
 
 
 class CheckpointClient:
@@ -65,7 +52,7 @@ class CheckpointClient:
         processes: processes of the run, all of them in the first generation; see ``set_processes``.
         start_s: time that the service takes to start, in seconds.
         deadline_s: time limit for an answer, in seconds; a service that takes longer is killed.
-        record: progress in writing the metrics of the run.
+        record: reporter, which knows how far the metrics of the run are written.
         own_cut: workers that hold each chunk in the run's own cut; falsy if each stage is one chunk.
         has_origin: whether the run begins with the weights of another run, which the service can load.
         clock: returns the time, in seconds.
@@ -81,7 +68,7 @@ class CheckpointClient:
         processes: Sequence[Process],
         start_s: float,
         deadline_s: float,
-        record: _RecordProgress,
+        record: Reporter,
         own_cut: ChunkAssignment = DEFAULT_ASSIGNMENT,
         has_origin: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -242,7 +229,7 @@ class CompileClient:
         if self._command is None or self._request is None or self._is_sent:
             return
         if COMPILE_SERVICE not in self._children:
-            if self._num_starts == _MAX_STARTS:
+            if self._num_starts == saver.MAX_STARTS:
                 return
             self._num_starts += 1
             self._children.start(COMPILE_SERVICE, self._command, self._log)
@@ -273,7 +260,7 @@ class CompileClient:
     @property
     def has_ended(self) -> bool:
         """Whether the service has died too often to be started again."""
-        return self._num_starts == _MAX_STARTS and COMPILE_SERVICE not in self._children
+        return self._num_starts == saver.MAX_STARTS and COMPILE_SERVICE not in self._children
 
     def kill_if_silent(self) -> bool:
         """Kills the service if it was silent for too long; returns whether it did. Call ``died`` once it is dead."""
@@ -286,4 +273,4 @@ class CompileClient:
     def died(self) -> bool:
         """Makes ``send_request`` repeat the request, to a new service; returns False if the service died too often."""
         self._due, self._is_sent = None, False
-        return self._num_starts < _MAX_STARTS
+        return self._num_starts < saver.MAX_STARTS
