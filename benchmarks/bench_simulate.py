@@ -136,7 +136,7 @@ def main() -> int:
     large = Job(Problem(Topology(64, 32, 8), 64), state_bytes=2.6e12, storage_bandwidth=2e11)
     many = seconds_of(large, poisson(2048, 1.8 * 3600, 3600, 1.8 * 3600 * 10_200))
     moc = case["moc, 10 min, saving every iteration, K = 16"]
-    # docs/simulate.md explains why that claim is missed.
+    # docs/tools.md explains why that claim is missed.
     off = [abs(figure["off"]) for name, figure in compared.items() if name != "varuna, gpt3-6.7b, 30m"]
     return publish(
         "simulation",

@@ -25,7 +25,7 @@ MEASURED_RECOVERY_S = 1.05
 
 It consists of leaving the old group, loading the program, preparing the state, and the first step. Each process does
 these by itself, so the time does not grow with the number of processes. Median over 40 kills of one of 6 processes
-(docs/processes.md)."""
+(docs/design.md)."""
 _MEASURED_PER_WORKER_S = 0.15 / 6
 """Time in seconds per process to agree on a change and set up links, in the same measurement.
 

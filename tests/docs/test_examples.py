@@ -30,7 +30,7 @@ def cells() -> list[str]:
 
 
 def test_every_example_is_run_and_documented():
-    documented = (ROOT / "docs" / "python.md").read_text()
+    documented = (ROOT / "docs" / "tutorial.md").read_text()
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")} == {*SAYS, NOTEBOOK}
     for name in (*SAYS, NOTEBOOK):
         assert f"](../examples/{name})" in documented

@@ -15,7 +15,7 @@ RESULTS = paper_tables.read_results(EXPERIMENTS / "results")
 HOW = "run `python benchmarks/reproduce.py --draw`"
 
 
-@pytest.mark.parametrize("document", [*(f"experiments/{paper}/README.md" for paper in READMES), "docs/simulate.md"])
+@pytest.mark.parametrize("document", [*(f"experiments/{paper}/README.md" for paper in READMES), "docs/tools.md"])
 def test_tables_are_made_of_the_results(document):
     text = (EXPERIMENTS.parent / document).read_text()
     assert paper_tables.rewrite_tables(text, RESULTS) == text, HOW

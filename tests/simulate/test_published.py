@@ -86,6 +86,6 @@ def test_varuna_saves_every_tenth_iteration_and_the_first_after_a_restart():
 
 
 def test_varuna_falls_short_of_the_published_figure_where_restarts_take_a_third_of_the_time():
-    """The published iterations continue while a restart is under way, and count; see docs/simulate.md."""
+    """The published iterations continue while a restart is under way, and count; see docs/tools.md."""
     outcome = simulate(Varuna(published("gpt3-6.7b")), thirty(*REMOVALS["30m"]))
     assert outcome.samples_per_s == pytest.approx(0.71, abs=0.01)
