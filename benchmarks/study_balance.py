@@ -16,7 +16,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ SHAPES = {
         "model_size.name='olmoe-1b-7b-tiny'",
         "ExpertConfig.num_classes=16",
         "ExpertConfig.top_k=8",
-        "ExpertConfig.normalize_gates=False",
+        "TopK.normalize_gates=False",
         "Experiment.separate_documents=True",
     ),
 }
@@ -101,8 +101,7 @@ def experiment_of(case: Case) -> Experiment:
     counts = (f"Experiment.num_steps={case.steps}", f"Experiment.eval_every={case.steps}", "CheckpointConfig.every=200")
     balance = f"ExpertConfig.aux_loss_coefficient={coefficient}"
     settings = [*SHAPES[case.shape], *settings, *counts, balance, f"Experiment.seed={case.seed}"]
-    experiment = load_experiment(ROOT / "experiments" / file, settings)
-    return replace(experiment, model=replace(experiment.model, router_bias=has_bias))
+    return load_experiment(ROOT / "experiments" / file, [*settings, *["TopK.bias_update_rate=0.001"] * has_bias])
 
 
 def run(case: Case, directory: Path) -> dict[str, Any]:

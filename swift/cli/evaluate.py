@@ -268,7 +268,7 @@ def _load(model: StoredModel) -> tuple[GPT, Weights]:
     """Loads a model to the host, with weights in the type of master weights, and without document boundaries."""
     experiment = model.experiment
     _, weights = model.load()
-    gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
+    gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes, router=experiment.experts.router)
     return gpt, widened(experiment, weights)
 
 

@@ -38,6 +38,7 @@ from swift.experts.placement.flexmoe import FlexMoE
 from swift.experts.placement.packed import MinMax, Packed
 from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
+from swift.experts.routers import ExpertChoice, NoisyTopK, Sinkhorn, TopK
 from swift.models.config import ModelConfig, model_size
 from swift.topology import Topology
 from swift.typed import SourceText, checked
@@ -47,7 +48,8 @@ _KINDS = (
     *(DataConfig, StandardLibrary, TextFiles, TokenFile, ByteTokenizer, TokenizerFile),
     *(Mixture, Pipeline, Documents, JsonLines, ArrayRecords, ParquetFiles, DatasetDirectory),
     *(Map, Filter, DropDuplicates, Tokenize, Shuffle, Pack, Stack),
-    *(SlotCapacity, RankCapacity, ExactCapacity, Static, Symi, MinMax, Packed, FlexMoE),
+    *(SlotCapacity, RankCapacity, ExactCapacity, TopK, NoisyTopK, Sinkhorn, ExpertChoice),
+    *(Static, Symi, MinMax, Packed, FlexMoE),
 )
 
 CONFIGURABLES: Mapping[str, Callable] = {kind.__name__: kind for kind in _KINDS}

@@ -43,6 +43,7 @@ class Loader(Iterator[Batch]):
         seed: seed of the training order.
         corpus: index of the corpus, see ``find_index``; None to read the corpus here.
         num_kept: number of the most recent batches of a ``StreamSource`` to keep in memory.
+        draws_keys: whether batches have random keys, which follow from the seed, the iteration and the sequence.
 
     Raises:
         SettingError: the source cannot be read, a split has no document or no full window of T + 1 tokens, or a
@@ -60,6 +61,7 @@ class Loader(Iterator[Batch]):
         seed: int,
         corpus: Path | None = None,
         num_kept: int = 1,
+        draws_keys: bool = False,
     ):
         check_count("Loader.num_microbatches", num_microbatches, least=1)
         check_count("Loader.sequences_per_microbatch", sequences_per_microbatch, least=1)
@@ -77,10 +79,10 @@ class Loader(Iterator[Batch]):
             _check_one_window(stream.num_tokens, split, sequence_length)
 
         self._config = config
-        self._num_microbatches = num_microbatches
+        self._num_microbatches, self._draws_keys = num_microbatches, draws_keys
         counts = [count_windows(stream.num_tokens, sequence_length) for stream in streams]
         self._num_windows = sum(counts)
-        num_sequences = num_microbatches * sequences_per_microbatch
+        num_sequences = self._num_sequences = num_microbatches * sequences_per_microbatch
         self._num_batches_per_epoch = -(-self._num_windows // num_sequences)
         self._sequential = next((stream for stream in streams if isinstance(stream, SequentialStream)), None)
         self._tokens_per_batch = num_sequences * sequence_length
@@ -143,16 +145,25 @@ class Loader(Iterator[Batch]):
         """
         assert step >= 0
         if is_read is None or is_read.all():
-            return self._batches[step]
+            return self._batches[step]._replace(keys=self._keys(step))
         first = step * is_read.size
         windows = [self._windows[first + n] if reads else self._padding for n, reads in enumerate(is_read.flat)]
-        return Batch(*(np.stack(leaves).reshape(*is_read.shape, -1) for leaves in zip(*windows, strict=True)))
+        leaves = (np.stack(leaf).reshape(*is_read.shape, -1) for leaf in zip(*(w[:3] for w in windows), strict=True))
+        return Batch(*leaves, keys=self._keys(step))
 
     def microbatch(self, step: int, index: int) -> Batch:
         """Loads micro-batch ``index`` of ``batch(step)`` without the others: arrays [B, T]."""
         assert step >= 0
         assert 0 <= index < self._num_microbatches
-        return self._microbatches[step * self._num_microbatches + index]
+        keys, batch = self._keys(step), self._microbatches[step * self._num_microbatches + index]
+        return batch if keys is None else batch._replace(keys=keys[index])
+
+    def _keys(self, step: int) -> np.ndarray | None:
+        """Returns the random key of each sequence of an iteration, uint32[M, B, 2]."""
+        if not self._draws_keys:
+            return None
+        words = np.random.SeedSequence((self._identity["seed"], step)).generate_state(2 * self._num_sequences)
+        return words.reshape(self._num_microbatches, -1, 2)
 
     def skip_to(self, step: int) -> None:
         """Reads a ``StreamSource`` up to an iteration, so that loading that iteration's batch later is fast.

@@ -13,7 +13,7 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
@@ -137,6 +137,11 @@ class Batch(NamedTuple):
     inputs: np.ndarray  # int32[M, B, T], 0 where not valid
     labels: np.ndarray  # int32[M, B, T], the token after each input, 0 where not valid
     valid: np.ndarray  # bool[M, B, T], False for padding, which neither loss nor metrics count
+    keys: np.ndarray | None = None  # uint32[M, B, 2], random key of each sequence; None if nothing is drawn
+
+    def map(self, function: Callable[[np.ndarray], Any]) -> "Batch":
+        """Applies a function to each array."""
+        return Batch(*(None if leaf is None else function(leaf) for leaf in self))
 
 
 @dataclass(frozen=True, eq=False)

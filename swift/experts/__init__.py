@@ -1,7 +1,7 @@
 """Mixture-of-experts layers: routing, dispatch to slots, replica placement, and an optimizer decoupled from placement.
 
 Start with ``layer``, which runs one rank's tokens through the experts of all ranks, and ``weight_exchange``, which
-fills every slot with the weights of the expert placed there. ``routing`` chooses experts, ``capacity`` decides which
+fills every slot with the weights of the expert placed there. ``routers`` choose experts, ``capacity`` decides which
 of these tokens are served, and ``grouped_matmul`` multiplies their rows by the experts' weights; ``placement`` decides
 which expert each slot holds. ``state_layouts`` defines where the optimizer state lives. ``optimizer`` builds the optax
 transformation that updates it, and ``elementwise`` checks that the transformation works on slices. ``dropless`` serves
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from swift.experts.layer import expert_parallel_moe
     from swift.experts.optimizer import CustomOptimizer, CustomSchedule, OptimizerConfig, make_optimizer
     from swift.experts.reference import dropless_moe, reference_moe
-    from swift.experts.routing import balancing_step
+    from swift.experts.routers import ExpertChoice, NoisyTopK, Sinkhorn, TopK
+    from swift.experts.routing import Router, RouterTokens, Routing, TokenNoise, balance_loss
     from swift.experts.state_layouts import Decoupled, Layout
     from swift.experts.weight_exchange import collect, materialize, to_slices
 
@@ -29,7 +30,8 @@ _MODULES = {
     "swift.experts.layer": ["expert_parallel_moe"],
     "swift.experts.optimizer": ["OptimizerConfig", "CustomOptimizer", "CustomSchedule", "make_optimizer"],
     "swift.experts.reference": ["dropless_moe", "reference_moe"],
-    "swift.experts.routing": ["balancing_step"],
+    "swift.experts.routers": ["ExpertChoice", "NoisyTopK", "Sinkhorn", "TopK"],
+    "swift.experts.routing": ["Router", "RouterTokens", "Routing", "TokenNoise", "balance_loss"],
     "swift.experts.state_layouts": ["Decoupled", "Layout"],
 }
 __all__ = [
@@ -37,12 +39,20 @@ __all__ = [
     "CustomSchedule",
     "Decoupled",
     "ExactCapacity",
+    "ExpertChoice",
     "ExpertConfig",
     "Layout",
+    "NoisyTopK",
     "OptimizerConfig",
     "RankCapacity",
+    "Router",
+    "RouterTokens",
+    "Routing",
+    "Sinkhorn",
     "SlotCapacity",
-    "balancing_step",
+    "TokenNoise",
+    "TopK",
+    "balance_loss",
     "collect",
     "dropless_moe",
     "expert_parallel_moe",

@@ -4,12 +4,13 @@ Throughout, ``local_tokens`` is the number of tokens of a micro-batch on one ran
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from swift.errors import SettingError, check_choices, check_count, check_number
-from swift.experts.routing import Gating
+from swift.experts.routers import TopK
+from swift.experts.routing import Router, RouterTokens, Routing
 
 _PARTS = 8
 """Ratio of the buffer size in the first round of an exchange to the buffer size in each further round."""
@@ -84,11 +85,21 @@ class SlotCapacity(_Capacity):
 
     def check(self, experts: "ExpertConfig") -> None:
         """Raises SettingError if DeepSpeed's rules apply and do not allow the router settings."""
-        allowed: dict[str, tuple] = {"scores": ("softmax",), "normalize_gates": (None,), "z_loss_coefficient": (0.0,)}
-        for name, values in (allowed | {"top_k": (1, 2)}).items() if self.follows_deepspeed else ():
-            if getattr(experts, name) not in values:
+        if not self.follows_deepspeed:
+            return
+        if not isinstance(experts.router, TopK):
+            text = "must be @TopK() with SlotCapacity.rules = 'deepspeed'"
+            raise SettingError("ExpertConfig.router", experts.router, text)
+        allowed = (
+            ("TopK.scores", experts.router.scores, ("softmax",)),
+            ("TopK.normalize_gates", experts.router.normalize_gates, (None,)),
+            ("ExpertConfig.z_loss_coefficient", experts.z_loss_coefficient, (0.0,)),
+            ("ExpertConfig.top_k", experts.top_k, (1, 2)),
+        )
+        for setting, value, values in allowed:
+            if value not in values:
                 text = f"must be {' or '.join(map(repr, values))} with SlotCapacity.rules = 'deepspeed'"
-                raise SettingError(f"ExpertConfig.{name}", getattr(experts, name), text)
+                raise SettingError(setting, value, text)
 
     def rows_per_class(self, experts: "ExpertConfig", local_tokens: int) -> int | None:
         """Tokens that one source rank may send to an expert by DeepSpeed's rules; None if only the slots limit them."""
@@ -128,13 +139,13 @@ class _SharedRows(_Capacity):
     def rows_per_rank(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
         """Rows R that a rank's slots share."""
         if self.factor is None:
-            return num_ranks * local_tokens * experts.top_k
+            return num_ranks * experts.most_pairs(local_tokens)
         return math.ceil(self._all_choices(experts, local_tokens))
 
     def rows_per_buffer(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
         """Rows Q that one source rank may send to one rank."""
         if self.factor is None:
-            return local_tokens * experts.top_k
+            return experts.most_pairs(local_tokens)
         even = Fraction(self.rows_per_rank(experts, local_tokens, num_ranks), num_ranks)
         return max(math.ceil(even), math.floor(even * Fraction(str(self.headroom))))
 
@@ -153,7 +164,7 @@ class _SharedRows(_Capacity):
         are sent in further rounds of the exchange.
         """
         first, has_limit = self.rows_per_buffer(experts, local_tokens, num_ranks), self.spare_rounds is not None
-        most = local_tokens * experts.top_k
+        most = experts.most_pairs(local_tokens)
         if self.deduplicates_tokens(experts, num_ranks):
             even, most = local_tokens * experts.ranks_of_token(num_ranks) / num_ranks, local_tokens
             first = min(first, most if has_limit else math.ceil(even * Fraction(str(self.headroom))), most)
@@ -169,8 +180,9 @@ class _SharedRows(_Capacity):
         has room for, whichever is less.
         """
         if at_once:
-            rows_per_token = num_ranks if self.deduplicates_tokens(experts, num_ranks) else experts.top_k
-            return min(local_tokens * rows_per_token, self.rows_per_rank(experts, local_tokens, num_ranks))
+            is_once = self.deduplicates_tokens(experts, num_ranks)
+            most = num_ranks * local_tokens if is_once else experts.most_pairs(local_tokens)
+            return min(most, self.rows_per_rank(experts, local_tokens, num_ranks))
         return num_ranks * self.buffers(experts, local_tokens, num_ranks).first
 
     def rows_travelling(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> float:
@@ -223,6 +235,11 @@ class ExactCapacity(_SharedRows):
     def __post_init__(self) -> None:
         check_number("ExactCapacity.headroom", self.headroom, least=1, most=_MOST_ROOM)
 
+    def rows_per_rank(self, experts: "ExpertConfig", local_tokens: int, num_ranks: int) -> int:
+        """Rows R that a rank's slots share: as many as a rank has choices at most."""
+        del num_ranks
+        return experts.most_pairs(local_tokens)
+
     def check_slots(self, experts: "ExpertConfig", num_ranks: int) -> None:
         """Raises SettingError if there are too few slots to share every possible load evenly."""
         enough = self.least_slots(experts.num_classes, num_ranks)
@@ -252,17 +269,14 @@ class ExpertConfig:
     Attributes:
         num_classes: number of logical experts, E (SYMI's expert classes).
         slots_per_rank: slots on each expert rank, S; a slot holds the weights of one replica.
-        top_k: experts that each token is sent to.
+        top_k: experts that each token is sent to; on average, for a router with a varying number.
         capacity: rule for the rows that hold tokens; a token without a row is dropped. ``@SlotCapacity()`` gives every
             slot its own rows, ``@RankCapacity()`` lets the slots of a rank share its rows, and ``@ExactCapacity()``
             drops no token.
-        aux_loss_coefficient: weight of the load-balancing loss.
-        scores: ``softmax`` of the router's logits over the experts, or each expert's own ``sigmoid``.
-        normalize_gates: whether the gates of a token's experts are divided by their sum; None for only if ``top_k`` is
-            above 1.
-        gate_scale: factor by which gates are multiplied.
+        aux_loss_coefficient: weight of the router's auxiliary loss, by default a load-balancing loss.
         z_loss_coefficient: weight of the router's z-loss, which keeps its logits small.
-        bias_update_rate: step by which an expert's bias changes after an iteration, with ``ModelConfig.router_bias``.
+        router: rule that chooses the experts of each token: ``@TopK()``, ``@NoisyTopK()``, ``@Sinkhorn()``,
+            ``@ExpertChoice()``, or your own.
     """
 
     num_classes: int = 8
@@ -270,11 +284,8 @@ class ExpertConfig:
     top_k: int = 1
     capacity: Capacity = SlotCapacity()
     aux_loss_coefficient: float = 1e-5
-    scores: Literal["softmax", "sigmoid"] = "softmax"
-    normalize_gates: bool | None = None
-    gate_scale: float = 1.0
     z_loss_coefficient: float = 0.0
-    bias_update_rate: float = 1e-3
+    router: Router = field(default_factory=TopK)
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "slots_per_rank", "top_k"):
@@ -285,25 +296,28 @@ class ExpertConfig:
         if not isinstance(self.capacity, Capacity):
             kinds = " or ".join(f"@{kind.__name__}()" for kind in get_args(Capacity))
             raise SettingError("ExpertConfig.capacity", self.capacity, f"must be {kinds}")
-        for name in ("aux_loss_coefficient", "z_loss_coefficient", "bias_update_rate"):
+        for name in ("aux_loss_coefficient", "z_loss_coefficient"):
             check_number(f"ExpertConfig.{name}", getattr(self, name), least=0)
-        check_choices(self)
-        if self.normalize_gates not in (None, True, False):
-            raise SettingError("ExpertConfig.normalize_gates", self.normalize_gates, "must be True, False or None")
-        check_number("ExpertConfig.gate_scale", self.gate_scale, above=0)
+        if not isinstance(self.router, Router):
+            raise SettingError("ExpertConfig.router", self.router, "must be a router, such as @TopK()")
+        self.router.check(self.num_classes, self.top_k)
         self.capacity.check(self)
 
-    @property
-    def gating(self) -> Gating:
-        """Rule that turns the router's logits into gates."""
-        # DeepSpeed normalizes after drops.
-        normalize = False if self.capacity.follows_deepspeed else self.normalize_gates
-        return Gating(self.top_k, self.scores, normalize, self.gate_scale)
+    def route(self, tokens: RouterTokens, *, alone: bool = False) -> Routing:
+        """Chooses the experts of a rank's tokens; ``alone`` for generation, see ``Router.route_alone``."""
+        router = self.router
+        if self.capacity.follows_deepspeed and isinstance(router, TopK):
+            router = replace(router, normalize_gates=False)  # DeepSpeed normalizes after drops
+        return (router.route_alone if alone else router.route)(tokens, self.num_classes, self.top_k)
+
+    def most_pairs(self, local_tokens: int) -> int:
+        """Returns the largest number of (token, choice) pairs of a rank."""
+        return self.router.most_pairs(local_tokens, self.num_classes, self.top_k)
 
     @property
-    def normalizes_gates(self) -> bool:
-        """Whether a token's gates sum to ``gate_scale`` if no choice is dropped."""
-        return self.top_k > 1 if self.capacity.follows_deepspeed else self.gating.is_normalized
+    def most_choices(self) -> int:
+        """Largest number of experts that a token may have, K."""
+        return self.router.most_choices(self.num_classes, self.top_k)
 
     @property
     def auxiliary_weight(self) -> float:

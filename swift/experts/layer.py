@@ -4,8 +4,9 @@ Legend: T tokens of this rank, E experts, N ranks, S slots of a rank, C rows of 
 the grouped matmul, D model dim.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -22,7 +23,7 @@ from swift.experts.capacity.token_rows import TokenRows, copy_to_slots, repeat_t
 from swift.experts.capacity.token_split import Slots, by_source
 from swift.experts.config import ExactCapacity, ExpertConfig, RankCapacity, SlotCapacity
 from swift.experts.grouped_matmul import block_rows, grouped_matmul, padded_rows
-from swift.experts.routing import Routing, balance_loss, first_choice_loss, renormalize_gates, route, z_loss
+from swift.experts.routing import RouterTokens, Routing, TokenNoise, first_choice_loss, renormalize_gates, z_loss
 from swift.mesh.per_rank import EXPERT_AXIS
 
 Matmul = Callable[[jax.Array, jax.Array], jax.Array]
@@ -45,12 +46,13 @@ class Load(NamedTuple):
 
 def expert_parallel_moe(
     config: ExpertConfig,
-    logits_TE: Float[Array, "T E"],
+    logits_TX: Float[Array, "T X"],
     x_TD: Float[Array, "T D"],
     valid_T: Bool[Array, " T"],
     placement_NS: Int[Array, "N S"],
     apply_slots: ApplySlots | FetchSlots,
-    bias_E: Float[Array, " E"] | None = None,
+    router_state: Mapping[str, jax.Array] = MappingProxyType({}),
+    noise: TokenNoise | None = None,
     *,
     axis: str = EXPERT_AXIS,
 ) -> tuple[Float[Array, "T D"], Float[Array, ""], Load]:
@@ -58,14 +60,15 @@ def expert_parallel_moe(
 
     Args:
         config: settings of the experts.
-        logits_TE: router output for this rank's tokens.
+        logits_TX: output of the router's matrix for this rank's tokens.
         x_TD: input of the experts.
         valid_T: False for padding, which is neither sent nor counted.
         placement_NS: int32, the expert in every slot, in any order; with exact capacity only its shape matters.
         apply_slots: function that applies the experts in this rank's slots; it must map zero rows to zeros and treat
             rows independently. With exact capacity, a function that fetches the weights for a given placement and
             returns such a function.
-        bias_E: see ``route``.
+        router_state: state of the layer's router, see ``Router.init_state``.
+        noise: random numbers for the router, if it draws any in this pass.
         axis: name of the mesh axis of the ranks.
 
     Returns:
@@ -73,8 +76,15 @@ def expert_parallel_moe(
         is the loss of all tokens plus ``config.auxiliary_weight`` times the sum of all ranks' terms.
     """
     placement_NS = jnp.asarray(placement_NS)  # a NumPy placement becomes a constant of the program
-    routing, capacity = route(logits_TE, config.gating, bias_E), config.capacity
-    pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes, first_choices_first=capacity.follows_deepspeed)
+    routed, capacity = RouterTokens(logits_TX, x_TD, valid_T, router_state, noise), config.capacity
+    routing = config.route(routed)
+    pairs = Pairs.of(
+        routing.choices_TK,
+        valid_T,
+        config.num_classes,
+        routing.is_choice_TK,
+        first_choices_first=capacity.follows_deepspeed,
+    )
     tokens = _Tokens(config, routing, pairs, x_TD, placement_NS, axis)
     if isinstance(capacity, SlotCapacity):
         y_TD, load = _dispatch_by_slot(capacity, tokens, cast(ApplySlots, apply_slots))
@@ -90,22 +100,26 @@ def expert_parallel_moe(
             y_TD, load = _dispatch_by_rank(capacity, tokens, counts_NE, cast(ApplySlots, apply_slots))
     if capacity.follows_deepspeed:
         return y_TD, first_choice_loss(routing, valid_T, placement_NS.shape[0]), load
-    num_tokens = popularity_E.sum() // config.top_k
-    return y_TD, auxiliary_loss(config, routing, logits_TE, valid_T, popularity_E, num_tokens), load
+    if routing.is_choice_TK is None:
+        num_tokens = popularity_E.sum() // config.most_choices
+    else:
+        num_tokens = lax.psum(jnp.sum(valid_T, dtype=jnp.int32), axis)
+    return y_TD, auxiliary_loss(config, routing, routed, popularity_E, num_tokens), load
 
 
 def auxiliary_loss(
     config: ExpertConfig,
     routing: Routing,
-    logits_TE: Float[Array, "T E"],
-    valid_T: Bool[Array, " T"],
+    tokens: RouterTokens,
     popularity_E: Int[Array, " E"],
     num_tokens: jax.Array,
 ) -> Float[Array, ""]:
-    """Computes this rank's term of the auxiliary loss: the load-balancing loss, plus the z-loss if it has a weight."""
-    balance_share, z_share = config.auxiliary_shares
-    balance = balance_loss(routing.probs_TE, valid_T, popularity_E, num_tokens, config.top_k)
-    return balance_share * balance + z_share * z_loss(logits_TE, valid_T, num_tokens) if z_share else balance
+    """Computes this rank's term of the auxiliary loss: the router's loss, plus the z-loss if it has a weight."""
+    router_share, z_share = config.auxiliary_shares
+    loss = config.router.auxiliary_loss(routing, tokens, popularity_E, num_tokens, config.top_k)
+    if not z_share:
+        return loss
+    return router_share * loss + z_share * z_loss(tokens.logits_TX, tokens.valid_T, num_tokens)
 
 
 class _Tokens(NamedTuple):
@@ -130,7 +144,7 @@ def _dispatch_by_slot(capacity: SlotCapacity, tokens: _Tokens, apply_slots: Appl
         kept_A = dispatch.row_of_pair_A < dispatch.pair_of_row_R.size
         gates_TK = renormalize_gates(gates_TK, kept_A.reshape(gates_TK.shape))
 
-    sent_NSCD = send(x_TD, dispatch, config.top_k).reshape(num_ranks, num_slots, rows_per_slot, dim)
+    sent_NSCD = send(x_TD, dispatch, config.most_choices).reshape(num_ranks, num_slots, rows_per_slot, dim)
     received_NSCD = _exchange(sent_NSCD, axis)
     rows_SRD = received_NSCD.swapaxes(0, 1).reshape(num_slots, num_ranks * rows_per_slot, dim)
     done_SRD = apply_slots(rows_SRD, jnp.matmul)
@@ -156,7 +170,7 @@ def _dispatch_exact(
     num_ranks, num_slots = tokens.placement_NS.shape
     slots = assign_slots(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), num_ranks, num_slots)
     holders = ReplicaMap.of(slots.placement_NS)
-    split_NM = by_source(counts_NE, slots.tokens_NS, holders, num_ranks * len(tokens.x_TD) * tokens.config.top_k)
+    split_NM = by_source(counts_NE, slots.tokens_NS, holders, num_ranks * tokens.config.most_pairs(len(tokens.x_TD)))
     kept_NDS = split_NM.reshape(num_ranks, num_ranks, num_slots)
 
     def apply_slots(rows_PD: jax.Array, matmul: Matmul) -> jax.Array:
@@ -210,7 +224,7 @@ def _in_shared_rows(
 
     counts_NN = jnp.sum(kept_NDS, axis=2, dtype=jnp.int32)
     sent, received = sent_pairs(pairs, kept_NS, slots), received_pairs(kept_NDS[:, rank], groups, num_rows)
-    rows_AD = jnp.repeat(x_TD, config.top_k, axis=0)
+    rows_AD = jnp.repeat(x_TD, config.most_choices, axis=0)
     rows_PD = exchange_rows(rows_AD, sent, received, counts_NN, buffers, axis)
     done_AD = exchange_rows(apply_slots(rows_PD, matmul), received, sent, counts_NN.T, buffers, axis)
     return apply_gates(done_AD, routing.gates_TK)

@@ -5,7 +5,9 @@ layer and restates the drop rule from its definition. With capacity by rank it a
 decides from the counts how many tokens of each source and expert are served.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -14,60 +16,90 @@ from jaxtyping import Array, Bool, Float, Int
 from swift.experts.capacity.rank import admit_tokens
 from swift.experts.config import ExactCapacity, ExpertConfig, RankCapacity
 from swift.experts.layer import Load, auxiliary_loss
-from swift.experts.routing import Routing, count_choices, first_choice_loss, renormalize_gates, route
+from swift.experts.routing import (
+    RouterTokens,
+    Routing,
+    TokenNoise,
+    count_choices,
+    first_choice_loss,
+    renormalize_gates,
+)
 
 
 def reference_moe(
     config: ExpertConfig,
-    logits_TE: Float[Array, "T E"],
+    logits_TX: Float[Array, "T X"],
     x_TD: Float[Array, "T D"],
     valid_T: Bool[Array, " T"],
     placement_NS: Int[Array, "N S"],
     num_ranks: int,
     apply_classes: Callable[[jax.Array], jax.Array],
-    bias_E: Float[Array, " E"] | None = None,
+    router_state: Mapping[str, jax.Array] = MappingProxyType({}),
+    noise: TokenNoise | None = None,
 ) -> tuple[Float[Array, "T D"], Float[Array, ""], Load]:
     """Computes the result of ``expert_parallel_moe`` over all ranks on a single device.
 
     Args:
         config: settings of the experts.
-        logits_TE: router output for the tokens of all ranks, in rank order.
+        logits_TX: output of the router's matrix for the tokens of all ranks, in rank order.
         x_TD: input of the experts.
         valid_T: False for padding.
         placement_NS: int32, the expert in every slot; with capacity by slot only the replica counts matter.
         num_ranks: number of source ranks, over which the tokens are split evenly.
         apply_classes: function from ``[T, D]`` to the output of every expert on every token, ``[E, T, D]``.
-        bias_E: see ``route``.
+        router_state: state of the layer's router.
+        noise: random numbers for the router.
 
     Returns:
         (y_TD, auxiliary loss, load).
     """
-    routing = route(logits_TE, config.gating, bias_E)
-    choices_NTK = routing.choices_TK.reshape(num_ranks, -1, config.top_k)
+    by_rank = _by_rank(RouterTokens(logits_TX, x_TD, valid_T, router_state, noise), num_ranks)
+    routings = [config.route(tokens) for tokens in by_rank]  # a router may compare the tokens of a rank
+    routing = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *routings)
+    choices_NTK = jnp.stack([one.choices_TK for one in routings])
     valid_NT = valid_T.reshape(num_ranks, -1)
     wanted_NTK = valid_NT[..., None] & jnp.ones_like(choices_NTK, bool)
+    if routing.is_choice_TK is not None:
+        wanted_NTK = wanted_NTK & routing.is_choice_TK.reshape(choices_NTK.shape)
     counts_NE = jax.vmap(count_choices, (0, 0, None))(choices_NTK, wanted_NTK, config.num_classes)
     room_NE, overflowed_E = _room(config, counts_NE, placement_NS, x_TD.shape[0] // num_ranks)
 
-    def kept_by_rank(choices_TK: jax.Array, valid_T: jax.Array, room_E: jax.Array) -> jax.Array:
-        class_A, valid_A = choices_TK.reshape(-1), jnp.repeat(valid_T, config.top_k)
-        token_A, choice_A = jnp.divmod(jnp.arange(class_A.size), config.top_k)
-        order_A = choice_A * valid_T.size + token_A if config.capacity.follows_deepspeed else jnp.arange(class_A.size)
+    def kept_by_rank(choices_TK: jax.Array, wanted_TK: jax.Array, room_E: jax.Array) -> jax.Array:
+        class_A, valid_A = choices_TK.reshape(-1), wanted_TK.reshape(-1)
+        token_A, choice_A = jnp.divmod(jnp.arange(class_A.size), choices_TK.shape[1])
+        order_A = (
+            choice_A * len(choices_TK) + token_A if config.capacity.follows_deepspeed else jnp.arange(class_A.size)
+        )
         earlier_AA = (class_A[:, None] == class_A[None]) & (order_A[None] < order_A[:, None]) & valid_A[None, :]
         return (valid_A & (earlier_AA.sum(axis=1) < room_E[class_A])).reshape(choices_TK.shape)
 
-    kept_TK = jax.vmap(kept_by_rank)(choices_NTK, valid_NT, room_NE).reshape(routing.choices_TK.shape)
+    kept_TK = jax.vmap(kept_by_rank)(choices_NTK, wanted_NTK, room_NE).reshape(routing.choices_TK.shape)
     popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
     kept_E = count_choices(routing.choices_TK, kept_TK, config.num_classes)
     if config.capacity.follows_deepspeed:
         routing = routing._replace(gates_TK=renormalize_gates(routing.gates_TK, kept_TK))
     y_TD = _weigh_classes(routing, kept_TK, apply_classes(x_TD))
     if config.capacity.follows_deepspeed:
-        ranked = jax.tree.map(lambda leaf: leaf.reshape(num_ranks, -1, *leaf.shape[1:]), (routing, valid_T))
-        aux = jnp.sum(jax.vmap(lambda routing, valid_T: first_choice_loss(routing, valid_T, num_ranks))(*ranked))
+        losses = [first_choice_loss(one, valid_T, num_ranks) for one, valid_T in zip(routings, valid_NT, strict=True)]
     else:
-        aux = auxiliary_loss(config, routing, logits_TE, valid_T, popularity_E, valid_T.sum())
+        pairs = zip(routings, by_rank, strict=True)
+        losses = [auxiliary_loss(config, *pair, popularity_E, valid_T.sum()) for pair in pairs]
+    aux = sum(losses[1:], losses[0])
     return y_TD, aux, Load(popularity_E, popularity_E - kept_E, overflowed_E)
+
+
+def _by_rank(tokens: RouterTokens, num_ranks: int) -> list[RouterTokens]:
+    """Divides the tokens of all ranks, and their random keys, among the ranks."""
+
+    def parts(leaf: jax.Array) -> list[jax.Array]:
+        return jnp.split(leaf, num_ranks)
+
+    noise = tokens.noise
+    keys = [None] * num_ranks if noise is None else parts(noise.keys_B)
+    return [
+        RouterTokens(*leaves, tokens.state, None if noise is None else replace(noise, keys_B=keys_B))
+        for *leaves, keys_B in zip(*map(parts, tokens[:3]), keys, strict=True)
+    ]
 
 
 def _room(
@@ -89,13 +121,14 @@ def _room(
 
 def dropless_moe(
     config: ExpertConfig,
-    logits_TE: Float[Array, "T E"],
+    logits_TX: Float[Array, "T X"],
     x_TD: Float[Array, "T D"],
     apply_classes: Callable[[jax.Array], jax.Array],
-    bias_E: Float[Array, " E"] | None = None,
+    router_state: Mapping[str, jax.Array] = MappingProxyType({}),
 ) -> Float[Array, "T D"]:
     """Computes the expert layer with no token dropped, as at inference."""
-    routing = route(logits_TE, config.gating, bias_E)
+    valid_T = jnp.ones(len(x_TD), bool)
+    routing = config.route(RouterTokens(logits_TX, x_TD, valid_T, router_state), alone=True)
     kept_TK = jnp.ones(routing.choices_TK.shape, bool)
     if config.capacity.follows_deepspeed:
         routing = routing._replace(gates_TK=renormalize_gates(routing.gates_TK, kept_TK))

@@ -1,80 +1,166 @@
-"""Routing: chooses each token's experts, computes their gates, and balances the load of the experts.
+"""Routing: the interface of routers, and the parts that they share: gates, counts of choices, auxiliary losses.
 
-Legend: T tokens, E experts, K choices of a token.
+``swift.experts.routers`` has the built-in routers.
+
+Legend: T tokens, E experts, K choices of a token, X outputs of the router's matrix, D model dim.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from swift.largest import largest
-
-
-@dataclass(frozen=True)
-class Gating:
-    """Rule by which a router's logits become gates.
-
-    Attributes:
-        top_k: experts that each token is sent to, K.
-        scores: ``softmax`` over the experts, or each expert's own ``sigmoid``.
-        normalized: whether the gates of a token are divided by their sum; None for only if ``top_k`` is above 1.
-        scale: factor by which gates are multiplied.
-    """
-
-    top_k: int
-    scores: Literal["softmax", "sigmoid"] = "softmax"
-    normalized: bool | None = None
-    scale: float = 1.0
-
-    @property
-    def is_normalized(self) -> bool:
-        """Whether the gates of a token sum to ``scale``."""
-        return self.top_k > 1 if self.normalized is None else self.normalized
+from swift.errors import SettingError
 
 
 class Routing(NamedTuple):
     """Experts and gates of a rank's tokens, before any token is dropped."""
 
-    choices_TK: jax.Array  # int32, experts in descending order of their logits, or of their biased scores
-    gates_TK: jax.Array  # weights of the experts' outputs, at least float32
-    probs_TE: jax.Array  # scores normalized to a sum of 1, at least float32
+    choices_TK: jax.Array  # int32; a token's choices differ from each other
+    gates_TK: jax.Array  # weights of the experts' outputs, at least float32; 0 where there is no choice
+    probs_TE: jax.Array  # scores normalized to a sum of 1, at least float32, for the auxiliary loss
+    is_choice_TK: jax.Array | None = None  # False where a token has fewer than K experts; None if all have K
 
 
-def route(logits_TE: Float[Array, "T E"], gating: Gating, bias_E: Float[Array, " E"] | None = None) -> Routing:
-    """Routes every token to the K experts with the largest logits, or with the largest biased scores.
+@dataclass(frozen=True)
+class TokenNoise:
+    """Random numbers for a rank's tokens in one layer and one micro-batch.
 
-    By default the gate of a single choice is the expert's probability (Switch); the gates of several choices are
-    normalized to sum to 1 (GShard).
+    They follow from the run's seed, the iteration, the sequence's place in the global batch and the layer, but not from
+    the worker or rank. So a micro-batch that another worker runs after a failure gets the same numbers.
 
-    Args:
-        logits_TE: output of the router.
-        gating: rule that turns logits into gates.
-        bias_E: bias added to the scores when experts are chosen, but not to the gates (arXiv 2408.15664); None for no
-            bias.
+    Attributes:
+        keys_B: random key of each sequence.
+        sequence_length: tokens of a sequence.
     """
-    logits_TE = logits_TE.astype(jnp.promote_types(logits_TE.dtype, jnp.float32))
-    is_softmax, top_k = gating.scores == "softmax", gating.top_k
-    scores_TE = jax.nn.softmax(logits_TE, axis=-1) if is_softmax else jax.nn.sigmoid(logits_TE)
-    # Without a bias, experts are ranked by logits, because scores may underflow to zero and tie.
-    ranked_TE = logits_TE if bias_E is None else scores_TE + bias_E.astype(scores_TE.dtype)[None]
-    _, choices_TK = largest(lax.stop_gradient(ranked_TE), top_k)
-    gates_TK = jnp.take_along_axis(scores_TE, choices_TK, axis=-1)
-    if gating.is_normalized and is_softmax:
-        gates_TK = gates_TK / jnp.sum(gates_TK, axis=-1, keepdims=True)
-    elif gating.is_normalized:
-        gates_TK = _shares(jnp.take_along_axis(logits_TE, choices_TK, axis=-1))
-    if gating.scale != 1:
-        gates_TK = gates_TK * gating.scale
-    probs_TE = scores_TE if is_softmax else _shares(logits_TE)
-    return Routing(choices_TK, gates_TK, probs_TE)
+
+    keys_B: jax.Array
+    sequence_length: int
+
+    @classmethod
+    def of(cls, words_B2: jax.Array, layer: Any, sequence_length: int) -> "TokenNoise":
+        """Returns the noise of a layer.
+
+        Args:
+            words_B2: uint32, key of each sequence from the loader, see ``Batch.keys``.
+            layer: number of the layer among the model's mixtures of experts, an int or int32[].
+            sequence_length: tokens of a sequence.
+        """
+        keys_B = jax.random.wrap_key_data(words_B2, impl="threefry2x32")
+        return cls(jax.vmap(jax.random.fold_in, (0, None))(keys_B, layer), sequence_length)
+
+    def draw(self, sampler: Callable[..., jax.Array], *shape: int, dtype: DTypeLike = jnp.float32) -> jax.Array:
+        """Draws an array ``[T, *shape]`` with a sampler of ``jax.random``, such as ``jax.random.normal``."""
+        with jax.threefry_partitionable(True):  # a seed must give the same numbers regardless of JAX's default
+            drawn = jax.vmap(lambda key: sampler(key, (self.sequence_length, *shape), dtype))(self.keys_B)
+        return drawn.reshape(-1, *shape)
 
 
-def _shares(logits: jax.Array) -> jax.Array:
+class RouterTokens(NamedTuple):
+    """What a router decides by: a rank's tokens of a micro-batch."""
+
+    logits_TX: jax.Array  # the tokens times the router's matrix, at least float32
+    x_TD: jax.Array  # the tokens as the experts get them, in the compute dtype
+    valid_T: jax.Array  # False for padding, whose choices are ignored
+    state: Mapping[str, jax.Array]  # the layer's state, see ``Router.init_state``
+    noise: TokenNoise | None = None  # None in evaluations and generation, and for routers that draw nothing
+
+
+class Router:
+    """Base class of routers: rules that choose the experts of each token.
+
+    A router of one's own is a frozen dataclass that inherits from this class and defines ``route``; it is named in a
+    configuration, as in ``ExpertConfig.router = @my_router.MyRouter()``. It is pure and has no arrays of its own: its
+    weights are a matrix ``[D, X]`` without bias for each layer, and its state is arrays that change once an iteration.
+    """
+
+    draws_noise: ClassVar[bool] = False
+    """Whether ``route`` uses ``RouterTokens.noise`` in training."""
+
+    def check(self, num_classes: int, top_k: int) -> None:
+        """Raises SettingError if the router cannot work with this many experts and choices."""
+
+    def num_logits(self, num_classes: int) -> int:
+        """Returns the number of outputs of the router's matrix, X."""
+        return num_classes
+
+    def most_choices(self, num_classes: int, top_k: int) -> int:
+        """Returns the largest number of experts that a token may have, K."""
+        del num_classes
+        return top_k
+
+    def most_pairs(self, num_tokens: int, num_classes: int, top_k: int) -> int:
+        """Returns the largest number of choices that this many tokens may have together."""
+        return num_tokens * self.most_choices(num_classes, top_k)
+
+    def init_state(self, num_classes: int) -> dict[str, np.ndarray]:
+        """Returns the state of a layer before the first iteration: named float arrays, an empty dict for none.
+
+        The state is kept with the master weights and saved in checkpoints. ``route`` reads it in the compute dtype.
+        """
+        del num_classes
+        return {}
+
+    def update_state(self, state: Mapping[str, jax.Array], popularity_E: Int[Array, " E"]) -> Mapping[str, jax.Array]:
+        """Returns the state of a layer after an iteration.
+
+        Args:
+            state: state in the iteration, at least float32.
+            popularity_E: int32, choices of each expert in the iteration, over all micro-batches, ranks and workers.
+        """
+        del popularity_E
+        return state
+
+    def route(self, tokens: RouterTokens, num_classes: int, top_k: int) -> Routing:
+        """Chooses the experts of a rank's tokens; called while a step is traced.
+
+        It may use the rank's other tokens, but no collectives.
+
+        Args:
+            tokens: the rank's tokens of a micro-batch.
+            num_classes: number of experts, E.
+            top_k: ``ExpertConfig.top_k``: experts of a token, on average if their number varies.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.route")
+
+    def route_alone(self, tokens: RouterTokens, num_classes: int, top_k: int) -> Routing:
+        """Chooses experts in generation, where tokens come one after the other; by default as in training."""
+        return self.route(tokens, num_classes, top_k)
+
+    def auxiliary_loss(
+        self,
+        routing: Routing,
+        tokens: RouterTokens,
+        popularity_E: Int[Array, " E"],
+        num_tokens: jax.Array,
+        top_k: int,
+    ) -> Float[Array, ""]:
+        """Computes this rank's term of a layer's auxiliary loss, by default of the load-balancing loss.
+
+        The terms of all ranks are summed, and the loss is weighted by ``ExpertConfig.aux_loss_coefficient``.
+
+        Args:
+            routing: result of ``route``.
+            tokens: the rank's tokens.
+            popularity_E: int32, choices of each expert over all ranks, in this micro-batch.
+            num_tokens: int32, tokens over all ranks.
+            top_k: see ``route``.
+        """
+        return balance_loss(routing.probs_TE, tokens.valid_T, popularity_E, num_tokens, top_k)
+
+
+def cannot_generate(router: Router) -> SettingError:
+    """Returns the error of a router that has no rule for generation."""
+    allowed = "chooses among the tokens of a batch, and generation has one token at a time: it can only be trained"
+    return SettingError("ExpertConfig.router", router, allowed)
+
+
+def shares(logits: jax.Array) -> jax.Array:
     """Normalizes the logits' sigmoids to sum to 1, in the log domain because all of them may underflow to zero."""
     return jax.nn.softmax(jax.nn.log_sigmoid(logits), axis=-1)
 
@@ -150,17 +236,3 @@ def z_loss(logits_TE: Float[Array, "T E"], valid_T: Bool[Array, " T"], num_token
     squares_T = jnp.square(jax.nn.logsumexp(wide_TE, axis=-1))
     total = jnp.sum(jnp.where(valid_T, squares_T, jnp.zeros_like(squares_T)))
     return total / jnp.maximum(num_tokens, 1).astype(total.dtype)
-
-
-def balancing_step(popularity_LE: Int[Array, "L E"], rate: float, dtype: DTypeLike) -> Float[Array, "L E"]:
-    """Computes the change of the router biases after an iteration: +rate for experts below the mean load, -rate above.
-
-    Only the sign of the difference from the mean matters, not its size (arXiv 2408.15664, algorithm 1).
-
-    Args:
-        popularity_LE: int32, choices of each expert in the iteration.
-        rate: absolute value of the change.
-        dtype: dtype of the biases.
-    """
-    counts_LE = popularity_LE.astype(dtype)
-    return rate * jnp.sign(jnp.mean(counts_LE, axis=-1, keepdims=True) - counts_LE)

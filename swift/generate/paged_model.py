@@ -204,24 +204,24 @@ def _mixture(
     gpt: GPT,
     experts: ExpertConfig,
     ranks: Mesh | None,
-    logits_TE: Any,
+    logits_TX: Any,
     x_TD: Any,
     valid_T: Any,
     state: Any,
-    bias_E: Any = None,
+    router_state: Any,
 ) -> Any:
-    def run(logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any) -> jax.Array:
+    def run(logits_TX: Any, x_TD: Any, valid_T: Any, state: Any, router_state: Any) -> jax.Array:
         module, num_ranks = gpt.groups["expert"].module(state), 1 if ranks is None else ranks.size
-        return sorted_moe(experts, logits_TE, x_TD, valid_T, module, bias_E, num_ranks)
+        return sorted_moe(experts, logits_TX, x_TD, valid_T, module, router_state, num_ranks)
 
     if ranks is not None:
         replicated = PartitionSpec()
         specs = (replicated, replicated, replicated, PartitionSpec(EXPERT_AXIS), replicated)
         # check_vma=False, because the grouped matmul's loops start from replicated zeros that become rank-varying.
         run = jax.shard_map(run, mesh=ranks, in_specs=specs, out_specs=replicated, check_vma=False)
-    y_TD = run(logits_TE, x_TD, valid_T, state, bias_E)
+    y_TD = run(logits_TX, x_TD, valid_T, state, router_state)
     none = jnp.zeros(experts.num_classes, jnp.int32)
-    return y_TD, jnp.zeros((), logits_TE.dtype), Load(none, none, none)
+    return y_TD, jnp.zeros((), logits_TX.dtype), Load(none, none, none)
 
 
 def _label_scores(

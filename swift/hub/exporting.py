@@ -18,6 +18,7 @@ from swift.data.config import DataConfig
 from swift.data.sources import TokenFile
 from swift.data.tokenizer import TokenizerFile
 from swift.errors import SettingError
+from swift.experts.routers import TopK
 from swift.files import check_room
 from swift.hub.architectures import FAMILIES, Decoder, read_decoder, write_decoder
 from swift.hub.companions import CONFIG, END, GENERATION, generation_of, special_tokens, write_tokenizer
@@ -86,17 +87,20 @@ def decoder_of(experiment: Experiment) -> Decoder:
     Raises:
         SettingError: no supported architecture matches.
     """
-    model, experts = experiment.model, experiment.experts
+    model, experts, router = experiment.model, experiment.experts, experiment.experts.router
+    if not isinstance(router, TopK) or replace(router, normalize_gates=None) != TopK():
+        allowed = "no model on the hub has: only @TopK(), with no other settings than normalize_gates, can be written"
+        raise SettingError("ExpertConfig.router", router, allowed)
     for family in FAMILIES.values():
         decoder = Decoder(
             family,
             replace(model, vocab_size=experiment.vocab_size),
             experts.num_classes,
             experts.top_k,
-            experts.normalizes_gates,
+            router.normalizes(experts.top_k),
             experts.aux_loss_coefficient,
         )
-        if _is_of_family(decoder) and experts.scores == "softmax" and experts.gate_scale == 1:
+        if _is_of_family(decoder):
             return decoder
     allowed = f"is not a model of {', '.join(FAMILIES)}, the only ones that can be written for the hub"
     raise SettingError("ModelConfig", repr(model), allowed)

@@ -16,6 +16,7 @@ from swift.data.config import DataConfig
 from swift.data.tokenizer import TokenizerFile
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig, RankCapacity
+from swift.experts.routers import TopK
 from swift.files import replace_file
 from swift.hub.architectures import Decoder, read_decoder
 from swift.hub.companions import BEGIN, CONFIG, END, GENERATION, TOKENIZER, copy_tokenizer, read_generation
@@ -83,7 +84,7 @@ def _experiment_of(decoder: Decoder, tokenizer: TokenizerFile) -> Experiment:
         top_k=decoder.top_k,
         capacity=RankCapacity(factor=None),
         aux_loss_coefficient=decoder.aux_loss_coefficient,
-        normalize_gates=decoder.normalizes,
+        router=TopK(normalize_gates=decoder.normalizes),
     )
     return Experiment(model=decoder.model, experts=experts, data=DataConfig(tokenizer=tokenizer))
 

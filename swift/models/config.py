@@ -54,8 +54,6 @@ class ModelConfig:
         expert_dim: hidden width of an expert; None for ``ffn_dim``.
         num_shared_experts: number of experts that every token is sent to; they are computed as one network of their
             total width.
-        router_bias: whether experts are chosen by their scores plus a bias that balances the load. The bias has no
-            gradient; it rises for experts below the mean load and falls for experts above it.
         num_kv_heads: number of key and value heads, each shared by equally many query heads; None for ``num_heads``.
         head_dim: channels of a head, C; None for ``model_dim / num_heads``.
         norm: kind of norm: ``layernorm`` or ``rmsnorm``.
@@ -98,7 +96,6 @@ class ModelConfig:
     vocab_size: int | None = None
     tied_embeddings: bool = False
     block: CustomBlock | None = None
-    router_bias: bool = False
 
     def __post_init__(self) -> None:
         for name in ("sequence_length", "rope_length"):

@@ -16,13 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 from jax.typing import DTypeLike
 
 from swift.experts.layer import Load
+from swift.experts.routers import TopK
+from swift.experts.routing import Router
 from swift.models.attention import Attention
 from swift.models.config import AttentionKernel, ModelConfig
 from swift.models.losses import sum_of_losses
-from swift.models.modules import Embedding, Head, Mlp, Router, make_network, positions_within
+from swift.models.modules import Embedding, Head, Mlp, RouterModule, make_network, positions_within
 from swift.models.own_block import check_block
 from swift.models.parameters import Group, draw_parameters
 from swift.models.vocabulary.layouts import share_size
@@ -36,8 +39,8 @@ StackedWeights = dict[str, Any]
 """Module states by group, stacked over the layers: ``[layers, ...]``, or ``[layers, slots, ...]`` for experts."""
 
 MoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
-"""Function (index of the MoE layer, logits_TE, x_TD, valid_T, the layer's expert state[, bias_E if the router has one])
--> (y_TD, auxiliary loss, load)."""
+"""Function (index of the MoE layer, logits_TX, x_TD, valid_T, the layer's expert state, the router's state) -> (y_TD,
+auxiliary loss, load)."""
 
 _BlockMoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
 """``MoeFunction`` for a given layer, without its first argument."""
@@ -55,6 +58,7 @@ class GPT:
         vocab_size: number of rows of the embedding and columns of the head, V.
         num_classes: number of experts of a mixture, E.
         kernel: attention kernel for whole sequences.
+        router: router of the mixtures, which decides the shapes of its weights and state.
         separator: token that ends a document; positions then see only their own document. None if they see earlier
             documents of the sequence, too.
         has_slices: whether a stage has slices of all experts, ``[layers, experts, w]``, instead of whole experts in
@@ -69,6 +73,7 @@ class GPT:
     vocab_size: int
     num_classes: int
     kernel: AttentionKernel = "plain"
+    router: Router = field(default_factory=TopK)
     separator: int | None = None
     has_slices: bool = False
     head_ranks: int = 1
@@ -84,7 +89,7 @@ class GPT:
             Group("embedding", 1, 1, lambda rngs: Embedding(config, self.vocab_size, rngs)),
             Group("attention", config.num_layers, 1, self._attention),
             Group("mlp", config.num_layers - num_moe, 1, lambda rngs: Mlp(config, rngs)),
-            Group("router", num_moe, 1, lambda rngs: Router(config, self.num_classes, rngs)),
+            Group("router", num_moe, 1, lambda rngs: RouterModule(config, self.router, self.num_classes, rngs)),
             Group("expert", num_moe, self.num_classes, network, is_expert=True),
             Group("head", 1, 1, lambda rngs: Head(config, self.vocab_size, rngs)),
         ]
@@ -287,9 +292,10 @@ class GPT:
             return x_BTD + self.groups["mlp"].module(weights["mlp"])(x_BTD), no_aux, None
         router = self.groups["router"].module(weights["router"])
         normed, logits = router(x_BTD)
-        flat = normed.reshape(-1, x_BTD.shape[-1])
-        bias = (router.bias_E[...],) if self.config.router_bias else ()
-        y, aux, load = moe(logits.reshape(-1, self.num_classes), flat, valid_BT.reshape(-1), weights["expert"], *bias)
+        flat, logits_TX = normed.reshape(-1, x_BTD.shape[-1]), logits.reshape(-1, logits.shape[-1])
+        names = self.router.init_state(self.num_classes)
+        state = {name: lax.stop_gradient(getattr(router, name)[...]) for name in names}
+        y, aux, load = moe(logits_TX, flat, valid_BT.reshape(-1), weights["expert"], state)
         return router.add_shared(x_BTD + y.reshape(x_BTD.shape), normed), aux, load
 
     def logits(self, weights: Weights, x_BTD: jax.Array) -> jax.Array:

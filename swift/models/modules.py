@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from swift.experts.layer import Matmul
+from swift.experts.routing import Router
 from swift.models.config import ModelConfig
 from swift.models.parameters import Normal
 
@@ -189,20 +190,20 @@ class Mlp(nnx.Module):
         return self.ffn(self.norm(x_BTD))
 
 
-class Router(nnx.Module):
-    """Dense part of an expert layer: its norm, the matrix that scores experts, and the shared experts."""
+class RouterModule(nnx.Module):
+    """Dense part of an expert layer: its norm, the router's matrix and state, and the shared experts."""
 
-    def __init__(self, config: ModelConfig, num_classes: int, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, router: Router, num_classes: int, rngs: nnx.Rngs):
         self.norm = make_norm(config, rngs)
-        self.score = linear(rngs, config.model_dim, num_classes)
-        if config.router_bias:
-            self.bias_E = nnx.Param(jnp.zeros(num_classes))
+        self.score = linear(rngs, config.model_dim, router.num_logits(num_classes))
+        for name, value in router.init_state(num_classes).items():
+            setattr(self, name, nnx.Param(jnp.asarray(value)))
         self.has_shared = config.num_shared_experts > 0
         if self.has_shared:
             self.shared = make_network(config, config.num_shared_experts * config.expert_width, rngs)
 
     def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Computes (normed x_BTD for the experts, logits_BTE in at least float32)."""
+        """Computes (normed x_BTD for the experts, logits_BTX in at least float32)."""
         normed = self.norm(x_BTD)
         dtype = at_least_float32(normed.dtype)
         return normed, jnp.einsum("btd,de->bte", normed.astype(dtype), self.score.kernel[...].astype(dtype))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import Load
 from swift.experts.reference import dropless_moe, reference_moe
+from swift.experts.routing import TokenNoise
 from swift.models.gpt import GPT, MoeFunction, Weights
 
 
@@ -22,6 +23,7 @@ def plain_sums(
     inputs_BT: jax.Array,
     labels_BT: jax.Array,
     valid_BT: jax.Array,
+    keys_B: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, list[Load]]:
     """Computes loss and loads of a whole micro-batch on one device, dropping the same tokens as the ranks would.
 
@@ -33,15 +35,20 @@ def plain_sums(
         inputs_BT: int32, input tokens of all ranks, in rank order.
         labels_BT: int32, tokens to predict.
         valid_BT: False for padding.
+        keys_B: uint32[B, 2], random key of each sequence, for a router that draws noise.
 
     Returns:
         (sum of the tokens' losses, auxiliary loss, load of each MoE layer).
     """
     num_ranks = placement_LNS.shape[1]
 
-    def moe(layer: int, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:
+    def moe(layer: int, logits_TX: Any, x_TD: Any, valid_T: Any, state: Any, router_state: Any) -> Any:
         outputs = _all_classes(gpt, state)
-        return reference_moe(experts, logits_TE, x_TD, valid_T, placement_LNS[layer], num_ranks, outputs, bias_E)
+        placement_NS, noise = (
+            placement_LNS[layer],
+            None if keys_B is None else TokenNoise.of(keys_B, layer, inputs_BT.shape[1]),
+        )
+        return reference_moe(experts, logits_TX, x_TD, valid_T, placement_NS, num_ranks, outputs, router_state, noise)
 
     x_BTD, documents_BT = gpt.embed(weights, inputs_BT), gpt.documents(inputs_BT)
     x_BTD, aux, loads = gpt.stage(weights, gpt.config.moe_layers, x_BTD, valid_BT, moe, documents_BT)
@@ -60,10 +67,10 @@ def dropless(gpt: GPT, experts: ExpertConfig) -> MoeFunction:
     """Returns the function that computes a mixture of experts without dropping tokens; its loads are zeros."""
     none = jnp.zeros(experts.num_classes, jnp.int32)
 
-    def moe(layer: int, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:
+    def moe(layer: int, logits_TX: Any, x_TD: Any, valid_T: Any, state: Any, router_state: Any) -> Any:
         del layer, valid_T
-        y_TD = dropless_moe(experts, logits_TE, x_TD, _all_classes(gpt, state), bias_E)
-        return y_TD, jnp.zeros((), logits_TE.dtype), Load(none, none, none)
+        y_TD = dropless_moe(experts, logits_TX, x_TD, _all_classes(gpt, state), router_state)
+        return y_TD, jnp.zeros((), logits_TX.dtype), Load(none, none, none)
 
     return moe
 

@@ -69,6 +69,7 @@ def make_loader(experiment: Experiment, split: Split, corpus: Path | None = None
             # After a failure the run continues from a state that all processes have. By then one process may have read
             # data for the window after its current one, while another has yet to finish the window before.
             num_kept=3 * experiment.window if split == "train" else experiment.num_eval_batches,
+            draws_keys=split == "train" and experiment.experts.router.draws_noise and any(experiment.model.moe_layers),
         )
 
 
@@ -101,6 +102,7 @@ def make_step_spec(experiment: Experiment, live: LiveMesh | None = None, platfor
             experiment.model,
             vocab_size=experiment.vocab_size,
             num_classes=experts.num_classes,
+            router=experts.router,
             kernel=_choose_kernel(experiment, live, platform),
             separator=experiment.data.separator if experiment.separate_documents else None,
             has_slices=experts.capacity.fetches_weights,

@@ -13,6 +13,7 @@ from swift.checkpoint.reader import RestorePlan, plan_restore
 from swift.config.experiment import Experiment
 from swift.errors import SettingError, renamed_settings
 from swift.experts.config import ExpertConfig
+from swift.experts.routers import TopK
 from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
 from swift.train.build import make_step_spec, on_storage_mesh
@@ -124,6 +125,7 @@ def _shapes(theirs: Experiment, ours: Experiment) -> Mapping[str, tuple[Any, Any
         "ModelConfig": (_weights_shape(theirs.model), _weights_shape(ours.model)),
         "vocabulary": (theirs.vocab_size, ours.vocab_size),
         "ExpertConfig.num_classes": (theirs.experts.num_classes, ours.experts.num_classes),
+        "ExpertConfig.router": (_router_shape(theirs.experts), _router_shape(ours.experts)),
         "double precision": (theirs.compute_dtype == "float64", ours.compute_dtype == "float64"),
     }
 
@@ -137,12 +139,17 @@ def _weights_shape(model: ModelConfig) -> ModelConfig:
     return replace(model.explicit, sequence_length=length, vocab_size=None)
 
 
+def _router_shape(experts: ExpertConfig) -> str:
+    """Formats the sizes of the router's weights and state."""
+    num_classes = experts.num_classes
+    state = {name: value.shape for name, value in experts.router.init_state(num_classes).items()}
+    return f"{experts.router.num_logits(num_classes)} outputs and {state or 'no state'}"
+
+
 def _gates(experts: ExpertConfig) -> str:
     """Formats the router settings that change how its weights are used, but not their shapes."""
-    settings = {
-        "top_k": experts.top_k,
-        "scores": experts.scores,
-        "normalize_gates": experts.normalizes_gates,
-        "gate_scale": experts.gate_scale,
-    }
+    router = experts.router
+    if isinstance(router, TopK):  # two settings may mean the same
+        router = replace(router, normalize_gates=router.normalizes(experts.top_k), bias_update_rate=None)
+    settings = {"top_k": experts.top_k, "router": router}
     return ", ".join(f"{name} = {value!r}" for name, value in settings.items())

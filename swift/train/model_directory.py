@@ -79,7 +79,7 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
     Raises:
         SettingError: the path is not a model directory, or the model has another shape or is damaged.
     """
-    gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
+    gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes, router=experiment.experts.router)
     theirs = load_metadata(path, "MODEL").get("model")
     if theirs != _shape(gpt):
         raise SettingError(

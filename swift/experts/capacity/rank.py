@@ -62,7 +62,7 @@ def admit_tokens(
     assert isinstance(capacity, RankCapacity)
     shape = config, local_tokens, num_ranks
     rooms = RowLimits(capacity.rows_per_rank(*shape), capacity.rows_per_buffer(*shape))
-    slots, most_pairs = Slots.of(placement_NS, config.num_classes), local_tokens * config.top_k
+    slots, most_pairs = Slots.of(placement_NS, config.num_classes), config.most_pairs(local_tokens)
 
     if capacity.spare_rounds is None:
         holders = ReplicaMap.of(placement_NS)

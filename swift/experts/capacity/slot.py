@@ -19,7 +19,7 @@ class Pairs(NamedTuple):
     """The (token, choice) pairs of a rank, in token order, then choice order."""
 
     class_A: jax.Array  # int32, the chosen expert
-    valid_A: jax.Array  # bool, False for padding
+    valid_A: jax.Array  # bool, False for padding and where a token has no choice
     position_A: jax.Array  # int32, number of earlier pairs with the same expert
     popularity_E: jax.Array  # int32, pairs of each expert
 
@@ -29,6 +29,7 @@ class Pairs(NamedTuple):
         choices_TK: Int[Array, "T K"],
         valid_T: Bool[Array, " T"],
         num_classes: int,
+        is_choice_TK: Bool[Array, "T K"] | None = None,
         *,
         first_choices_first: bool = False,
     ) -> "Pairs":
@@ -38,11 +39,14 @@ class Pairs(NamedTuple):
             choices_TK: int32, the chosen experts.
             valid_T: False for padding.
             num_classes: number of experts, E.
+            is_choice_TK: False where a token has fewer than K experts; None if all have K.
             first_choices_first: whether positions count all first choices before any second one, instead of going token
                 by token.
         """
         class_A = choices_TK.reshape(-1).astype(jnp.int32)
         valid_A = jnp.repeat(valid_T, choices_TK.shape[1])
+        if is_choice_TK is not None:
+            valid_A = valid_A & is_choice_TK.reshape(-1)
         wants_AE = (class_A[:, None] == jnp.arange(num_classes, dtype=jnp.int32)[None]) & valid_A[:, None]
         if first_choices_first:
             wants_TKE = wants_AE.reshape(*choices_TK.shape, num_classes)
@@ -128,9 +132,9 @@ def _take_rows_backward(residuals: tuple[jax.Array, jax.Array], dy_YD: jax.Array
 take_rows.defvjp(_take_rows_forward, _take_rows_backward)
 
 
-def send(x_TD: Float[Array, "T D"], dispatch: Dispatch, top_k: int) -> Float[Array, "R D"]:
+def send(x_TD: Float[Array, "T D"], dispatch: Dispatch, num_choices: int) -> Float[Array, "R D"]:
     """Gathers the rows ``[R, D]`` that this rank sends, slot by slot."""
-    return take_rows(jnp.repeat(x_TD, top_k, axis=0), dispatch.pair_of_row_R, dispatch.row_of_pair_A)
+    return take_rows(jnp.repeat(x_TD, num_choices, axis=0), dispatch.pair_of_row_R, dispatch.row_of_pair_A)
 
 
 def combine(rows_RD: Float[Array, "R D"], dispatch: Dispatch, gates_TK: Float[Array, "T K"]) -> Float[Array, "T D"]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled, Lowered, Wrapped
+from jax.typing import DTypeLike
 from jaxtyping import Bool
 
 from swift.data.windows import Batch
@@ -217,14 +218,14 @@ class Steps:
         spec, live = self.spec, self.spec.live
         state = spec.abstract(with_slots=True)
         if spec.is_single_worker:
-            batch = self._abstract_batch((1, spec.num_microbatches))
+            batch = self._abstract_batch(kind, (1, spec.num_microbatches))
             step = partial(single_worker_step, keep_state=self._keeps_state)
             build_step = single_worker_evaluation if kind == "evaluate" else step
             return build_step(spec).lower(state, batch)
         table = _table(self.configuration, kind)
         common, columns = table_arrays(table)
         arrays = live.abstract(common, REPLICATED), live.abstract(columns, SHARED)
-        return self._function(kind, table).lower(state, *arrays, self._abstract_batch(table.data_Rn.shape[:2]))
+        return self._function(kind, table).lower(state, *arrays, self._abstract_batch(kind, table.data_Rn.shape[:2]))
 
     def _compile(self, kind: StepKind) -> Callable[..., Any]:
         spec = self.spec
@@ -249,11 +250,15 @@ class Steps:
             return barrier_step(self.spec, table, keep_state=self._keeps_state)
         return evaluation_step(self.spec, table)
 
-    def _abstract_batch(self, microbatches_Rn: tuple[int, ...]) -> DeviceBatch:
+    def _abstract_batch(self, kind: StepKind, microbatches_Rn: tuple[int, ...]) -> DeviceBatch:
         live, length = self.spec.live, self.spec.gpt.config.sequence_length
-        shape = (*microbatches_Rn, live.num_ranks, sequences_per_rank(self._num_sequences, live.num_ranks), length)
-        types, sharding = (jnp.int32, jnp.int32, jnp.bool_), live.shardings(RANKED)
-        return Batch(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in types))  # type: ignore[arg-type]
+        lead = (*microbatches_Rn, live.num_ranks, sequences_per_rank(self._num_sequences, live.num_ranks))
+
+        def abstract(size: int, dtype: DTypeLike) -> Any:
+            return jax.ShapeDtypeStruct((*lead, size), dtype, sharding=live.shardings(RANKED))
+
+        keys = abstract(2, jnp.uint32) if self.spec.draws_noise and kind != "evaluate" else None
+        return Batch(abstract(length, jnp.int32), abstract(length, jnp.int32), abstract(length, jnp.bool_), keys)
 
 
 def program_key(configuration: Configuration, num_ranks: int, kind: StepKind, *, keep_state: bool) -> object:

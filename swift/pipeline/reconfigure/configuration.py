@@ -242,4 +242,5 @@ def batch_of_rows(
         leaf_RnX = leaf_KX[iteration_Rn, index_Rn] * has_microbatch_Rn[..., None, None]
         return share_sequences(leaf_RnX.astype(leaf_KX.dtype), num_ranks)
 
-    return Batch(*(chosen(np.stack(leaves)) for leaves in zip(*batches, strict=True)))
+    stacked = (None if leaves[0] is None else chosen(np.stack(leaves)) for leaves in zip(*batches, strict=True))
+    return Batch(*stacked)  # type: ignore[arg-type]

@@ -40,9 +40,11 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
 
     shape = num_sequences, config.sequence_length
     x = jax.ShapeDtypeStruct((*shape, config.model_dim), spec.compute_dtype)
-    data = Batch(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.int32, jnp.bool_)))  # type: ignore[arg-type]
+    data: Any = Batch(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.int32, jnp.bool_)))  # type: ignore[arg-type]
+    if spec.draws_noise:
+        data = data._replace(keys=jax.ShapeDtypeStruct((num_sequences, 2), jnp.uint32))
     placement = jax.ShapeDtypeStruct(state.placement.shape[1:], jnp.int32)
-    extras: Any = jax.eval_shape(partial(Extras.of, spec), placement, data)
+    extras: Any = jax.eval_shape(partial(Extras.of, spec, holding=0), placement, data)
     layers = jax.eval_shape(rank_layers, state.slots)
     axes = [(EXPERT_AXIS, spec.live.num_ranks)]
     return Stage.of(spec, layers, extras, x, 0, axis_env=axes), (layers, extras, x)

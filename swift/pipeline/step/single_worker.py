@@ -63,7 +63,7 @@ def share_sequences(leaf: Shaped[np.ndarray, "*lead B T"], num_ranks: int) -> Sh
 
 def single_worker_batch(batch: Batch, num_ranks: int) -> Batch:
     """Converts a host batch ``[M, B, T]`` to ``[1, M, N, ceil(B / N), T]`` for one worker, see ``share_sequences``."""
-    return Batch(*(share_sequences(leaf[None], num_ranks) for leaf in batch))
+    return batch.map(lambda leaf: share_sequences(leaf[None], num_ranks))
 
 
 def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:
@@ -90,7 +90,7 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     hot_rows = HotRows.choose(spec, batch.inputs, jnp.zeros(len(batch.inputs), jnp.int32), 1)
     copies = hot_rows.fetch(state.slots, 0, _BOTH.is_first, hot_rows.no_copies)
     weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0, copies)
-    extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
+    extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch), 0)
     stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), holding=0)
     aux_weight = spec.experts.auxiliary_weight * divisor / spec.num_microbatches
     ops = StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None], hot_rows)

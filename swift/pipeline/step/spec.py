@@ -280,6 +280,11 @@ class StepSpec:
         """Whether there is only one worker: no pipeline, and no peers."""
         return len(self.live.topology.workers) == 1
 
+    @cached_property
+    def draws_noise(self) -> bool:
+        """Whether a training step needs ``Batch.keys``."""
+        return self.experts.router.draws_noise and "router" in self.gpt.groups
+
     @property
     def accumulate_dtype(self) -> DTypeLike:
         """Dtype for master weights, moments and gradient sums."""

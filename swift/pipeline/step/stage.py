@@ -23,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from swift.experts.layer import Load, expert_parallel_moe
+from swift.experts.routing import TokenNoise
 from swift.experts.state_layouts import FetchedPerMicrobatch
 from swift.models.parameters import Group
 from swift.pipeline import scopes
@@ -46,11 +47,19 @@ class Extras(NamedTuple):
     placement: Any  # int32[L, N, S] of a stage, [N, S] of a block; None for a dense block
     valid_BT: jax.Array
     document_BT: Any = None  # int32[B, T], see ``GPT.documents``, or None
+    keys_B2: Any = None  # uint32, random key of each sequence; None if the router draws no noise
+    layer: Any = None  # int32[L] of a stage, [] of a block: the layer's number among all that have experts, with keys
 
     @classmethod
-    def of(cls, spec: StepSpec, placement_LNS: jax.Array, data: DeviceBatch) -> "Extras":
-        """Returns the extras of a stage for a micro-batch."""
-        return cls(placement_LNS, data.valid, spec.gpt.documents(data.inputs))
+    def of(cls, spec: StepSpec, placement_LNS: jax.Array, data: DeviceBatch, holding: Index) -> "Extras":
+        """Returns the extras of a stage for a micro-batch; ``holding`` as in ``ForwardStage``."""
+        layer = None if data.keys is None else jnp.asarray(spec.model_index["router"], jnp.int32)[holding]
+        return cls(placement_LNS, data.valid, spec.gpt.documents(data.inputs), data.keys, layer)
+
+    @property
+    def noise(self) -> TokenNoise | None:
+        """Random numbers for the router of a block."""
+        return None if self.keys_B2 is None else TokenNoise.of(self.keys_B2, self.layer, self.valid_BT.shape[1])
 
 
 def block_function(spec: StepSpec) -> _BlockFunction:
@@ -58,13 +67,15 @@ def block_function(spec: StepSpec) -> _BlockFunction:
     gpt, experts, layout = spec.gpt, spec.gpt.groups.get("expert"), spec.layouts.get("expert")
 
     def block(weights: Mapping[str, Any], extras: Extras, x_BTD: jax.Array) -> Any:
-        def moe(logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:
+        def moe(logits_TX: Any, x_TD: Any, valid_T: Any, state: Any, router_state: Any) -> Any:
             assert experts is not None
             if isinstance(layout, FetchedPerMicrobatch):
                 apply = partial(_fetched, experts, layout, state)
             else:
                 apply = experts.module(state)
-            return expert_parallel_moe(spec.experts, logits_TE, x_TD, valid_T, extras.placement, apply, bias_E)
+            return expert_parallel_moe(
+                spec.experts, logits_TX, x_TD, valid_T, extras.placement, apply, router_state, extras.noise
+            )
 
         wrap = jax.checkpoint if spec.remat == "attention" else None
         y_BTD, aux, load = gpt.block(weights, x_BTD, extras.valid_BT, moe, extras.document_BT, wrap)
@@ -85,8 +96,12 @@ def block_shapes(layers: Layers, extras: Extras, is_moe: bool) -> tuple[Any, Ext
 
 def _block_of(layers: Layers, extras: Extras, is_moe: bool, layer: Index) -> tuple[Any, Extras]:
     """Returns a block's weights and extras, given its index in the stack of its kind."""
-    placement = layer_of(extras.placement, layer) if is_moe else None
-    return layer_of(layers[is_moe], layer), extras._replace(placement=placement)
+    if is_moe:
+        placement, number = layer_of((extras.placement, extras.layer), layer)
+        of_block = extras._replace(placement=placement, layer=number)
+    else:
+        of_block = extras._replace(placement=None, keys_B2=None, layer=None)
+    return layer_of(layers[is_moe], layer), of_block
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ class EvaluationOps:
         return jax.tree.map(lambda leaf: leaf[op.data], self.batch)
 
     def _extras(self, data: DeviceBatch) -> Extras:
-        return Extras.of(self.spec, self.placement_LNS, data)
+        return Extras.of(self.spec, self.placement_LNS, data, self.stage.holding)
 
     def _input(self, op: TickOp, data: DeviceBatch, activations: jax.Array) -> jax.Array:
         return cond_unless_static(self._ends(op).is_first, lambda: self._embed(op, data), lambda: activations[op.inbox])

@@ -241,7 +241,7 @@ class _RankContext(NamedTuple):
         holding = jnp.asarray(spec.holding_R)[spec.live.row_index()]
         hot_rows = HotRows.choose(spec, batch.inputs, jnp.asarray(columns.token_iteration_n), num_iterations)
         weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, holding, hot_rows.no_copies)
-        extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
+        extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch), holding)
         stage = Stage.of(spec, weights.layers, extras, message, holding) if trains else ForwardStage(spec, holding)
         permutations = table.activations.permutations, table.gradients.permutations
         tokens_n = batch.valid.sum(axis=(1, 2), dtype=jnp.int32)

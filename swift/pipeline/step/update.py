@@ -17,7 +17,6 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from swift.experts.routing import balancing_step
 from swift.mesh.peer_sum import PeerAllReduce
 from swift.mesh.per_rank import EXPERT_AXIS, WORKER_AXIS
 from swift.pipeline import scopes
@@ -200,7 +199,7 @@ def _update_layers(
         master, moments = _without_mesh_dims(_optimized(spec, *_with_mesh_dims(trees)))
     else:
         master, moments = _optimized(spec, *trees)
-    master = _balanced(spec, master, state.master, layer_gradients.popularity_LE)
+    master = _with_router_states(spec, master, state.master, layer_gradients.popularity_LE)
     if "expert" in master:
         master, moments = _migrate(spec, (master, moments), layer_gradients.before_LNS, layer_gradients.after_LNS)
     return LayerState(master, moments)
@@ -237,20 +236,37 @@ def _decayed(spec: StepSpec, master: dict[str, jax.Array]) -> dict[str, jax.Arra
     return {name: decayed.get(name, jnp.zeros_like(leaf)) for name, leaf in master.items()}
 
 
-def _balanced(
+def _with_router_states(
     spec: StepSpec, master: dict[str, jax.Array], before: Mapping[str, jax.Array], popularity_LE: jax.Array
 ) -> dict[str, jax.Array]:
-    """Replaces the optimizer's router biases by the previous biases plus a balancing step from the token counts."""
-    if "router" not in master or not spec.gpt.config.router_bias:
+    """Replaces what the optimizer made of the routers' states by the states that the router computes."""
+    router, num_classes = spec.experts.router, spec.experts.num_classes
+    initial = router.init_state(num_classes)
+    if "router" not in master or not initial:
         return master
-    leaf = master["router"]
-    start, stop = spec.gpt.groups["router"].span("bias_E")
-    position_w = spec.layouts["router"].first_position(leaf.shape[-1]) + jnp.arange(leaf.shape[-1])
-    step_LE = balancing_step(popularity_LE, spec.experts.bias_update_rate, leaf.dtype)
-    step_Lw = step_LE[:, jnp.clip(position_w - start, 0, stop - start - 1)]
-    is_bias_w = (position_w >= start) & (position_w < stop)
-    moved = before["router"] + step_Lw.reshape(len(leaf), *[1] * (leaf.ndim - 2), -1)
-    return master | {"router": jnp.where(jnp.broadcast_to(is_bias_w, leaf.shape), moved, leaf)}
+    leaf, group, width = master["router"], spec.gpt.groups["router"], master["router"].shape[-1]
+    first = spec.layouts["router"].first_position(width)
+    old = {
+        name: _gathered(before["router"], first, *group.span(name)).reshape(len(leaf), *value.shape)
+        for name, value in initial.items()
+    }
+    position_w = first + jnp.arange(width)
+    for name, new in jax.vmap(router.update_state)(old, popularity_LE).items():
+        start, stop = group.span(name)
+        new_Lw = new.astype(leaf.dtype).reshape(len(leaf), -1)[:, jnp.clip(position_w - start, 0, stop - start - 1)]
+        is_state_w = (position_w >= start) & (position_w < stop)
+        new_leaf = new_Lw.reshape(len(leaf), *[1] * (leaf.ndim - 2), width)
+        leaf = jnp.where(jnp.broadcast_to(is_state_w, leaf.shape), new_leaf, leaf)
+    return master | {"router": leaf}
+
+
+def _gathered(slices: jax.Array, first: jax.Array | int, start: int, stop: int) -> jax.Array:
+    """Gathers a range ``[L, stop - start]`` of a dense group's parameters, whose slices are on different ranks."""
+    slices_Lw = slices.reshape(len(slices), -1)
+    position_X = start + jnp.arange(stop - start) - first
+    is_here_X = (position_X >= 0) & (position_X < slices_Lw.shape[1])
+    values_LX = slices_Lw[:, jnp.clip(position_X, 0, slices_Lw.shape[1] - 1)]
+    return lax.psum(jnp.where(is_here_X, values_LX, jnp.zeros_like(values_LX)), EXPERT_AXIS)
 
 
 def _migrate(spec: StepSpec, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:
