@@ -42,6 +42,7 @@ class Load(NamedTuple):
     popularity_E: jax.Array  # int32, before any drop
     dropped_E: jax.Array  # int32
     overflowed_E: jax.Array  # int32, dropped because a buffer, not the rank, was full; zero with capacity by slot
+    numbers: Any = ()  # the router's own numbers by name; an empty tuple for none
 
 
 def expert_parallel_moe(
@@ -98,6 +99,7 @@ def expert_parallel_moe(
             y_TD, load = _dispatch_exact(capacity, tokens, counts_NE, cast(FetchSlots, apply_slots))
         else:
             y_TD, load = _dispatch_by_rank(capacity, tokens, counts_NE, cast(ApplySlots, apply_slots))
+    load = load._replace(numbers=routing.numbers)
     if capacity.follows_deepspeed:
         return y_TD, first_choice_loss(routing, valid_T, placement_NS.shape[0]), load
     if routing.is_choice_TK is None:

@@ -55,7 +55,8 @@ def reference_moe(
     """
     by_rank = _by_rank(RouterTokens(logits_TX, x_TD, valid_T, router_state, noise), num_ranks)
     routings = [config.route(tokens) for tokens in by_rank]  # a router may compare the tokens of a rank
-    routing = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *routings)
+    numbers = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *(one.numbers for one in routings))
+    routing = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(one._replace(numbers=()) for one in routings))
     choices_NTK = jnp.stack([one.choices_TK for one in routings])
     valid_NT = valid_T.reshape(num_ranks, -1)
     wanted_NTK = valid_NT[..., None] & jnp.ones_like(choices_NTK, bool)
@@ -85,7 +86,7 @@ def reference_moe(
         pairs = zip(routings, by_rank, strict=True)
         losses = [auxiliary_loss(config, *pair, popularity_E, valid_T.sum()) for pair in pairs]
     aux = sum(losses[1:], losses[0])
-    return y_TD, aux, Load(popularity_E, popularity_E - kept_E, overflowed_E)
+    return y_TD, aux, Load(popularity_E, popularity_E - kept_E, overflowed_E, numbers)
 
 
 def _by_rank(tokens: RouterTokens, num_ranks: int) -> list[RouterTokens]:

@@ -18,6 +18,32 @@ from jaxtyping import Array, Bool, Float, Int
 from swift.errors import SettingError
 
 
+class Number(NamedTuple):
+    """A number for a layer and an iteration: a sum over all tokens, micro-batches, ranks and workers, or a mean.
+
+    Both fields are summed. The result is the total, divided by the weight if there is one. A vector or matrix is a
+    number for each of its elements.
+    """
+
+    total: jax.Array
+    weight: jax.Array | None = None
+
+    @classmethod
+    def mean(cls, values_T: Float[Array, "T ..."], valid_T: Bool[Array, " T"]) -> "Number":
+        """Returns the mean of the tokens' values, without padding; its total is this rank's."""
+        is_valid = valid_T.reshape(-1, *[1] * (values_T.ndim - 1))
+        total = jnp.sum(jnp.where(is_valid, values_T, jnp.zeros_like(values_T)), axis=0)
+        return cls(total, jnp.sum(valid_T, dtype=total.dtype))
+
+    @property
+    def value(self) -> jax.Array:
+        """The result, from the sums of both fields; 0 if the weight is 0."""
+        if self.weight is None:
+            return self.total
+        weight = self.weight.reshape(*self.weight.shape, *[1] * (self.total.ndim - self.weight.ndim))
+        return self.total / jnp.where(weight == 0, jnp.ones_like(weight), weight)
+
+
 class Routing(NamedTuple):
     """Experts and gates of a rank's tokens, before any token is dropped."""
 
@@ -25,6 +51,7 @@ class Routing(NamedTuple):
     gates_TK: jax.Array  # weights of the experts' outputs, at least float32; 0 where there is no choice
     probs_TE: jax.Array  # scores normalized to a sum of 1, at least float32, for the auxiliary loss
     is_choice_TK: jax.Array | None = None  # False where a token has fewer than K experts; None if all have K
+    numbers: Any = ()  # ``Number`` by name, to be recorded in training; their shapes do not depend on T
 
 
 @dataclass(frozen=True)

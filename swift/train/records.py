@@ -62,7 +62,13 @@ def step_record(
         "popularity": popularity_LE.tolist(),
         "replicas": replicas_LE.tolist(),
         "dropped": dropped_LE.tolist(),
+        **({"numbers": _listed(metrics["numbers"])} if "numbers" in metrics else {}),
     }
+
+
+def _listed(numbers: Mapping[str, np.ndarray]) -> dict[str, list]:
+    """Returns a router's own numbers as lists, with a number or list for each layer."""
+    return {name: value_L.tolist() for name, value_L in numbers.items()}
 
 
 @dataclass(frozen=True)

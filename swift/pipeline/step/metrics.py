@@ -16,7 +16,7 @@ from swift.experts.layer import Load
 from swift.experts.placement.replicas import load_imbalance, replica_counts
 from swift.mesh.live import local_row
 from swift.mesh.per_rank import EXPERT_AXIS, WORKER_AXIS
-from swift.pipeline.state import TrainState
+from swift.pipeline.state import Index, TrainState
 from swift.pipeline.step.spec import StepSpec
 
 
@@ -26,18 +26,51 @@ class Sums(NamedTuple):
     loss: jax.Array  # cross-entropies of tokens, nats; at least float32
     aux: jax.Array  # auxiliary losses of micro-batches; at least float32
     tokens: jax.Array  # int32, tokens with a loss
-    load: Load  # int32[L, E] each
+    load: Load  # int32[L, E] each, and the router's own numbers, [L, ...] each
 
     @classmethod
     def zeros(cls, spec: StepSpec, num_iterations: int) -> "Sums":
         """Returns zero sums for each iteration of a window, ``[K, ...]``."""
-        load = jnp.zeros((num_iterations, spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
+        load = jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), no_load(spec))
         zero = jnp.zeros(num_iterations, spec.accumulate_dtype)
-        return cls(zero, zero, jnp.zeros(num_iterations, jnp.int32), Load(load, load, load))
+        return cls(zero, zero, jnp.zeros(num_iterations, jnp.int32), load)
 
     def over_ranks(self) -> "Sums":
         """Returns the sums over all expert ranks."""
-        return jax.tree.map(lambda leaf: lax.psum(leaf, EXPERT_AXIS), self)
+        loss, aux, numbers = sum_together((self.loss, self.aux, self.load.numbers), EXPERT_AXIS)
+        counts = jax.tree.map(lambda leaf: lax.psum(leaf, EXPERT_AXIS), (self.tokens, self.load._replace(numbers=())))
+        return Sums(loss, aux, counts[0], counts[1]._replace(numbers=numbers))
+
+    @property
+    def without_numbers(self) -> "Sums":
+        """The same sums, without the router's own numbers."""
+        return self._replace(load=self.load._replace(numbers=()))
+
+
+def sum_together(sums: tuple[jax.Array, jax.Array, Any], axes: str | tuple[str, ...]) -> tuple[Any, Any, Any]:
+    """Sums losses, auxiliary losses and numbers over mesh axes, in one collective if there are any numbers."""
+    if not jax.tree.leaves(sums[2]):
+        return lax.psum(sums[0], axes), lax.psum(sums[1], axes), sums[2]
+    leaves, tree = jax.tree.flatten(sums)
+    dtype, ends = jnp.result_type(*leaves), np.cumsum([leaf.size for leaf in leaves])[:-1]
+    flat = lax.psum(jnp.concatenate([leaf.astype(dtype).reshape(-1) for leaf in leaves]), axes)
+    parts = zip(jnp.split(flat, ends), leaves, strict=True)
+    return tree.unflatten([part.reshape(leaf.shape) for part, leaf in parts])
+
+
+def in_model_order(spec: StepSpec, numbers: Any, holding: Index) -> Any:
+    """Moves a worker's numbers ``[K, L, ...]`` to their layers in the model; zeros for layers of other workers."""
+    if not jax.tree.leaves(numbers):
+        return numbers
+    index_HL = spec.model_index["router"]
+    num_layers = spec.gpt.groups["router"].num_layers
+    index_L = jnp.asarray(np.where(index_HL < 0, num_layers, index_HL))[holding]  # padding goes past the end
+
+    def moved(leaf: jax.Array) -> jax.Array:
+        zeros = jnp.zeros((len(leaf), num_layers, *leaf.shape[2:]), leaf.dtype)
+        return zeros.at[:, index_L].set(leaf, mode="drop")
+
+    return jax.tree.map(moved, numbers)
 
 
 class UpdateRecord(NamedTuple):
@@ -63,7 +96,8 @@ def metrics_of(
     tokens_K: Int[Array, " K"],
     norm_K: Float[Array, " K"],
     record: UpdateRecord,
-) -> dict[str, jax.Array]:
+    numbers: Any = (),
+) -> dict[str, Any]:
     """Computes the metrics of a window.
 
     Args:
@@ -72,8 +106,10 @@ def metrics_of(
         tokens_K: int32, tokens with a loss.
         norm_K: norm of the whole model's gradient, before clipping.
         record: record of the updates of all stages, with a leading dim K.
+        numbers: the router's own numbers by name, ``[K, L, ...]`` each, summed over all ranks of all workers.
     """
-    return {
+    own = {"numbers": {name: number.value for name, number in numbers.items()}} if numbers else {}
+    return own | {
         "loss": loss_K / jnp.maximum(tokens_K, 1).astype(loss_K.dtype),
         "aux_loss": aux_K,
         "tokens": tokens_K,
@@ -105,15 +141,18 @@ def by_iteration(metrics: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
     """Fetches the metrics ``[worker, K, ...]`` of a step function to the host, as one dict for each iteration.
 
     ``popularity``, ``dropped``, ``overflowed`` and ``replicas`` are [L, E]; ``load_imbalance`` becomes its mean over
-    the layers.
+    the layers; ``numbers``, if there are any, is a dict of the router's own, [L, ...] each.
     """
     host = local_row(metrics)
     imbalance_KL = host["load_imbalance"]
     host["load_imbalance"] = imbalance_KL.mean(axis=1) if imbalance_KL.size else np.ones(len(imbalance_KL))
-    return [{name: value[k] for name, value in host.items()} for k in range(len(imbalance_KL))]
+    return [jax.tree.map(lambda value_K: value_K[k], host) for k in range(len(imbalance_KL))]  # noqa: B023
 
 
 def no_load(spec: StepSpec) -> Load:
-    """Returns zero counts, int32[L, E]."""
+    """Returns zero counts, int32[L, E], and zero numbers ``[L, ...]``."""
     counts = jnp.zeros((spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
-    return Load(counts, counts, counts)
+    numbers = jax.tree.map(
+        lambda leaf: jnp.zeros((spec.num_moe_layers, *leaf.shape), spec.accumulate_dtype), spec.number_shapes
+    )
+    return Load(counts, counts, counts, numbers)

@@ -144,11 +144,9 @@ def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
         norm = jnp.sqrt(square)
         scale = clip_scale(spec, norm)
         after = apply_gradients(spec, state, gradients, sums.load.popularity_E, _BOTH, scale)
-        record = UpdateRecord.of(spec, state, square, sums.load)
-        outcome_K = jax.tree.map(
-            lambda leaf: leaf[None], (sums.loss, sums.aux / spec.num_microbatches, sums.tokens, norm, record)
-        )
-        return after, metrics_of(*outcome_K)
+        record = UpdateRecord.of(spec, state, square, sums.without_numbers.load)
+        outcome = sums.loss, sums.aux / spec.num_microbatches, sums.tokens, norm, record, sums.load.numbers
+        return after, metrics_of(*jax.tree.map(lambda leaf: leaf[None], outcome))
 
     donated = () if keep_state else 0
     return spec.jitted(per_rank, (spec.specs, RANKED), (spec.specs, SHARED), donate_argnums=donated)
@@ -166,6 +164,6 @@ def single_worker_evaluation(spec: StepSpec) -> Wrapped:
 
         indices = jnp.arange(len(batch.inputs), dtype=jnp.int32)
         sums, _ = lax.scan(accumulate, Sums.zeros(spec, 1), indices)
-        return jax.tree.map(lambda leaf: leaf[0], sums).over_ranks()
+        return jax.tree.map(lambda leaf: leaf[0], sums.without_numbers).over_ranks()
 
     return jax.jit(spec.live.per_rank(per_rank, (spec.specs, RANKED), SHARED))

@@ -26,6 +26,7 @@ from jaxtyping import Array, Int
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
 from swift.experts.placement.policy import PlacementPolicy
+from swift.experts.routing import RouterTokens, TokenNoise
 from swift.experts.state_layouts import Decoupled, Layout
 from swift.mesh.live import LiveMesh
 from swift.mesh.peer_sum import PeerAllReduce, Unequal, reduction_for_unequal_groups
@@ -279,6 +280,24 @@ class StepSpec:
     def is_single_worker(self) -> bool:
         """Whether there is only one worker: no pipeline, and no peers."""
         return len(self.live.topology.workers) == 1
+
+    @cached_property
+    def number_shapes(self) -> Any:
+        """Shapes of the router's own numbers in one layer, ``Number`` by name; an empty tuple for none."""
+        if "router" not in self.gpt.groups:
+            return ()
+        router, num_classes, length = self.experts.router, self.experts.num_classes, self.gpt.config.sequence_length
+        num_tokens = num_classes * length  # enough for a router whose experts choose tokens
+
+        def tokens(keys: jax.Array) -> RouterTokens:
+            logits_TX = jnp.zeros((num_tokens, router.num_logits(num_classes)), self.accumulate_dtype)
+            x_TD = jnp.zeros((num_tokens, self.gpt.config.model_dim), self.compute_dtype)
+            state = {name: jnp.asarray(value) for name, value in router.init_state(num_classes).items()}
+            noise = TokenNoise.of(keys, 0, length) if router.draws_noise else None
+            return RouterTokens(logits_TX, x_TD, jnp.ones(num_tokens, bool), state, noise)
+
+        keys = jax.ShapeDtypeStruct((num_classes, 2), jnp.uint32)
+        return jax.eval_shape(lambda keys: self.experts.route(tokens(keys)).numbers, keys)
 
     @cached_property
     def draws_noise(self) -> bool:

@@ -31,7 +31,7 @@ from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_
 from swift.pipeline import scopes
 from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS, DeviceBatch, Index, StageWeights, TrainState
 from swift.pipeline.step.interpreter import Carry, Interpreter, empty_carry
-from swift.pipeline.step.metrics import Sums, UpdateRecord, metrics_of, over_stages
+from swift.pipeline.step.metrics import Sums, UpdateRecord, in_model_order, metrics_of, over_stages, sum_together
 from swift.pipeline.step.spec import StepSpec, SumInRound
 from swift.pipeline.step.stage import Extras, ForwardStage, Stage
 from swift.pipeline.step.stage_ops import EvaluationOps, HotRows, StageOps
@@ -327,7 +327,8 @@ class _RankContext(NamedTuple):
         packed = {name: stack for name, stack in packed.items() if name not in tied}
         gradients = reduce_gradients(spec, chunk_state, packed, self.divisor_K[iteration], ends, peer_sum)
         counted = gradients | {name: jnp.where(ends.is_first, g, jnp.zeros_like(g)) for name, g in tied.items()}
-        load = self.layers.of_stack(jax.tree.map(lambda load_K: load_K[iteration], sums_K.load), chunk)
+        counts = sums_K.without_numbers.load
+        load = self.layers.of_stack(jax.tree.map(lambda load_K: load_K[iteration], counts), chunk)
         with jax.named_scope(scopes.UPDATE):
             load = peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
         square = square_norm(spec, counted, chunk_state.placement)
@@ -351,7 +352,7 @@ class _RankContext(NamedTuple):
         """Returns empty records ``[K, ...]``, followed by empty gradients of the master weights if these are kept."""
 
         def record(state: TrainState, sums: Sums) -> UpdateRecord:
-            load = jax.tree.map(lambda load_K: load_K[0], sums.load)
+            load = jax.tree.map(lambda load_K: load_K[0], sums.without_numbers.load)
             return UpdateRecord.of(self.spec, state, jnp.zeros((), self.spec.accumulate_dtype), load)
 
         shapes = jax.eval_shape(record, state, self.start.sums), state.master
@@ -372,15 +373,20 @@ class _RankContext(NamedTuple):
 
     def metrics(self, sums_K: Sums, norm_K: jax.Array, record: UpdateRecord) -> dict[str, jax.Array]:
         """Computes the metrics of the window; ``record`` has a leading dim K."""
-        loss_K, aux_K = (_sum_over_all_ranks(self.spec, sum_K) for sum_K in (sums_K.loss, sums_K.aux))
+        own_numbers = in_model_order(self.spec, sums_K.load.numbers, self.layers.holding)
+        loss_K, aux_K, numbers = sum_together((sums_K.loss, sums_K.aux, own_numbers), _all_ranks(self.spec))
         record = over_stages(self.spec, record)
-        return metrics_of(loss_K, aux_K / self.spec.num_microbatches, self.tokens_K, norm_K, record)
+        return metrics_of(loss_K, aux_K / self.spec.num_microbatches, self.tokens_K, norm_K, record, numbers)
+
+
+def _all_ranks(spec: StepSpec) -> tuple[str, ...]:
+    """Returns the mesh axes of all ranks of all workers."""
+    return (EXPERT_AXIS,) if spec.live.num_live == 1 else (WORKER_AXIS, EXPERT_AXIS)
 
 
 def _sum_over_all_ranks(spec: StepSpec, value: jax.Array) -> jax.Array:
     """Sums over all ranks of all workers."""
-    axes = (EXPERT_AXIS,) if spec.live.num_live == 1 else (WORKER_AXIS, EXPERT_AXIS)
-    return lax.psum(value, axes)
+    return lax.psum(value, _all_ranks(spec))
 
 
 def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_gradients: bool = False) -> Wrapped:
@@ -482,7 +488,7 @@ def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
         rank = _RankContext.enter(spec, table, 1, state, common, columns, batch, trains=False)
         weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, rank.layers.holding)
         ops = EvaluationOps(spec, rank.stage, weights, state.placement, rank.static_chunk, batch)
-        sums = rank.interpreter.evaluate(ops, common.phases_H2[-1, 1], rank.start)
+        sums = rank.interpreter.evaluate(ops, common.phases_H2[-1, 1], rank.start).without_numbers
         return jax.tree.map(lambda leaf: _sum_over_all_ranks(spec, leaf[0]), sums)
 
     return spec.jitted(per_rank, (spec.specs, *_IN), SHARED)
