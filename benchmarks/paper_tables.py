@@ -1,4 +1,4 @@
-"""The tables of the papers' READMEs and of ``docs/tools.md``, made of the results in ``experiments/results``.
+"""The tables of the papers' READMEs, made of the results in ``experiments/results``.
 
 Such a document has a line ``<!-- table: NAME -->`` where a table begins and ``<!-- end -->`` where it ends.
 """

@@ -2,8 +2,8 @@
 
 ``make reproduce`` runs all that fit on two cores in half an hour, prints a table of all numbers, and writes the new
 documents to ``runs/reproduced``. It exits with 1 if a number that has to be equal differs. Only with ``--keep`` do the
-new documents replace those in ``experiments/results``. The tables in ``experiments/*/README.md`` and
-``docs/tools.md``, and the plots in ``experiments/plots``, are made of these files and nothing else.
+new documents replace those in ``experiments/results``. The tables in ``experiments/*/README.md``
+and the plots in ``experiments/plots`` are made of these files and nothing else.
 """
 
 import argparse
@@ -177,7 +177,7 @@ def draw() -> None:
     """Updates tables and plots from the stored results."""
     results = read_results(RESULTS)
     draw_all(results, ROOT / "experiments" / "plots")
-    for path in (ROOT / "docs" / "tools.md", *sorted((ROOT / "experiments").glob("*/README.md"))):
+    for path in sorted((ROOT / "experiments").glob("*/README.md")):
         replace_file(path, rewrite_tables(path.read_text(), results).encode())
 
 

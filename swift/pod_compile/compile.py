@@ -92,7 +92,7 @@ def _near(experiment: Experiment, down: FailedSet) -> Iterator[FailedSet]:
 
 
 def compile_one(experiment: Experiment, pod: Pod, down: FailedSet) -> dict[str, Any]:
-    """Plans, lowers and compiles the main step of a configuration; returns the report, see ``docs/tools.md``.
+    """Plans, lowers and compiles the main step of a configuration; returns the report, see ``json_format``.
 
     Raises:
         SettingError: the pod's compiler is not installed, or there is no plan.

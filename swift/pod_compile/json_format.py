@@ -1,4 +1,21 @@
-"""Compile report as a JSON document and as text."""
+"""Compile report as text, and as one JSON document with these keys:
+
+- ``topology``: name, devices, and figures of the chip; null if unknown.
+- ``experiment``: topology, dtype and tokens of an iteration; ``jax``: its version.
+- ``configurations``, one entry for each:
+
+  - ``failed``, ``lost_ranks``, ``devices``: workers and ranks that are down, and the number of remaining devices.
+  - ``program``, ``iterations``: ``window`` or ``single``, and the iterations of a call.
+  - ``attention``: attention kernel; ``triton`` where a run on GPUs would use ``cudnn``, which only a GPU can trace.
+  - ``result``: ``fits`` (also if the memory is unknown), ``too large``, or ``refused``, with a ``reason``.
+  - ``memory`` of a device: ``needed_bytes`` with its parts, ``capacity_bytes``; ``host_..._bytes`` in host memory.
+  - ``collectives``: for each kind ``runs`` and ``bytes`` of an iteration, over all devices.
+  - ``exchange``, ``tokens``, and ``head`` and ``embedding`` if they are sharded: ``compiled_bytes`` and
+    ``formula_bytes`` of an iteration; of the exchange also by group of parameters (``groups``).
+  - ``flops``: FLOPs of an iteration over all devices; ``bubble_share``: bubbles of the plan.
+  - ``predicted``: ``step_ms`` and its parts, ``flops_utilization``; null if the chip is unknown.
+  - ``lower_s``, ``compile_s``: seconds of tracing and compiling.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

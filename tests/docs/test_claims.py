@@ -1,4 +1,4 @@
-"""Every claim names a test or a benchmark that can fail, and that the command beside it runs."""
+"""Every claim names a test or a benchmark that can fail, and the command that runs it; every benchmark judges."""
 
 import ast
 import re
@@ -8,6 +8,8 @@ import measure
 import pytest
 
 ROOT = Path(__file__).parents[2]
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("bench_*.py"))
+"""What `make bench` runs."""
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
     for line in (ROOT / "docs" / "claims.md").read_text().splitlines()
@@ -18,6 +20,17 @@ ROWS = [
 def named(row: list[str], folder: str) -> list[Path]:
     """The files that hold a claim, of tests or of benchmarks."""
     return [ROOT / path for path in re.findall(rf"\]\(\.\./({folder}/[\w/]+\.py)\)", row[2])]
+
+
+def judges(benchmark: Path) -> bool:
+    """Whether a program compares its figures with limits, and fails where one is exceeded."""
+    return bool(re.search(r"\bpublish\(", benchmark.read_text()))
+
+
+def is_run_by(target: str, test: Path) -> bool:
+    """Whether the recipe of a target of make names a test, or its folder."""
+    (recipe,) = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return any(path.relative_to(ROOT).as_posix() in recipe.split() for path in (test, test.parent))
 
 
 def has_test_without(path: Path, marks: set[str]) -> bool:
@@ -51,9 +64,18 @@ def test_a_claim_names_what_can_fail(row):
         assert any(map(has_long_test, tests)), f"no long test holds: {claim}"
     if "make test-all`" in commands:
         assert tests, claim
-    assert ("make bench`" in commands) == bool(benchmarks), claim
-    for path in benchmarks:
-        assert re.search(r"\bpublish\(", path.read_text()), f"{path.name} judges nothing"
+    for target in ("test-gpu", "test-peers"):
+        if f"make {target}`" in commands:
+            assert all(is_run_by(target, path) for path in tests), claim
+    assert ("make bench`" in commands) == any(path in BENCHMARKS for path in benchmarks), claim
+    for path in set(benchmarks) - set(BENCHMARKS):
+        assert f"`python benchmarks/{path.name}`" in commands, claim
+        assert judges(path), f"{path.name} judges nothing"
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_a_benchmark_judges_its_figures_whether_or_not_a_claim_names_it(path):
+    assert judges(path), f"{path.name} judges nothing"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:60])

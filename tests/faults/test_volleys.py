@@ -1,6 +1,7 @@
 """The faults of a campaign are determined by its seed alone; its record continues where it ended."""
 
 import json
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -9,8 +10,10 @@ from faults.campaign import KINDS
 from faults.episode import Verdict
 from faults.record import Record
 from faults.shapes import SHAPES
-from faults.summary import rewritten
+from faults.summary import FAMILIES, rewritten, table
 from faults.volleys import Deck
+
+ROOT = Path(__file__).parents[2]
 
 
 def run_of(shape="square"):
@@ -68,11 +71,24 @@ def test_a_record_goes_on_after_its_last_seed(tmp_path):
 @pytest.mark.parametrize("complaints", [[], ["it hangs"]])
 def test_a_verdict_shows_in_the_summary(complaints):
     line = {"kind": "kill-member", "outcome": "wrong" if complaints else "ok", "seconds": 2.0, "commit": "abc"}
-    text = rewritten(
-        "before\n<!-- faults -->\nold\n<!-- end -->\nafter", [line, {**line, "kind": "rival", "outcome": "ok"}]
-    )
+    lines = [line, {**line, "kind": "rival", "outcome": "ok"}]
     right = 0 if complaints else 1
-    assert f"| kill-member | 1 | {right} |" in text
-    assert f"| abc | 2 | {1 - right} |" in text
+    assert f"| kill-member | 1 | {right} |" in table(lines)
+    assert f"| abc | 2 | {1 - right} |" in table(lines)
+    text = rewritten("before\n<!-- faults -->\nold\n<!-- end -->\nafter", lines)
+    (row,) = [row for row in text.splitlines() if "`kill-member`" in row]
+    assert f" | 1 | {right} |" in row
+    assert f"| **all** |  | 2 | {1 + right} |" in text
     assert "old" not in text
     assert text.endswith("<!-- end -->\nafter")
+
+
+def test_every_kind_is_in_one_row_of_the_short_table():
+    assert sorted(kind for family in FAMILIES for kind in family.kinds) == sorted(KINDS)
+
+
+def test_the_table_of_the_document_is_that_of_the_kept_record():
+    text = (ROOT / "docs" / "faults.md").read_text()
+    lines = list(Record(ROOT / "experiments" / "results" / "faults.jsonl").lines())
+    assert lines
+    assert rewritten(text, lines) == text

@@ -61,7 +61,7 @@ def test_one_failure_costs_hardly_more_than_the_worker():
 @pytest.mark.slow
 @pytest.mark.parametrize(("limit", "cut_anew", "stayed"), [(None, 0.941, 0.727), (8, 0.881, 0.727), (4, 0.824, 0.804)])
 def test_what_one_failure_of_32_workers_leaves(limit, cut_anew, stayed):
-    """The table of docs/blocks.md."""
+    """The figures of docs/blocks.md, and those with memory for P stages' stashes."""
     work, failed = in_v(4, 8, 2, 16, limit=limit), frozenset({(1, 2)})
     plan, without = recut(work, failed), fault_free(work).period
     assert not violations(plan.schedule)
