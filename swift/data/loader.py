@@ -148,8 +148,9 @@ class Loader(Iterator[Batch]):
             return self._batches[step]._replace(keys=self._keys(step))
         first = step * is_read.size
         windows = [self._windows[first + n] if reads else self._padding for n, reads in enumerate(is_read.flat)]
-        leaves = (np.stack(leaf).reshape(*is_read.shape, -1) for leaf in zip(*(w[:3] for w in windows), strict=True))
-        return Batch(*leaves, keys=self._keys(step))
+        inputs, labels, valid = (np.stack(leaf) for leaf in zip(*(window[:3] for window in windows), strict=True))
+        batch = Batch(inputs, labels, valid).map(lambda leaf: leaf.reshape(*is_read.shape, -1))
+        return batch._replace(keys=self._keys(step))
 
     def microbatch(self, step: int, index: int) -> Batch:
         """Loads micro-batch ``index`` of ``batch(step)`` without the others: arrays [B, T]."""

@@ -93,7 +93,8 @@ class Rig:
             tokens[..., ::2] %= 7  # some tokens are frequent
         valid = np.arange(length) < random.integers(0, length + 1, shape)[..., None]
         valid[0, 0] = True  # gradients of no token at all are zeros
-        return Batch(tokens[..., :-1], tokens[..., 1:], valid)
+        keys = random.integers(0, 2**32, (*shape, 2), dtype=np.uint32) if self.spec.draws_noise else None
+        return Batch(tokens[..., :-1], tokens[..., 1:], valid, keys)
 
     @cached_property
     def _begin(self):
@@ -142,7 +143,7 @@ class Rig:
         _, metrics, ok, gradients = self.run(drawn, step, table)
         found, (in_rows, ok, gradients) = by_iteration(metrics), jax.device_get((metrics, ok, gradients))
         assert ok.all()
-        for value in in_rows.values():
+        for value in jax.tree.leaves(in_rows):
             np.testing.assert_array_equal(value, np.broadcast_to(value[:1], value.shape))
         for k, expected in enumerate(self.plain(drawn)[0]):
             assert_metrics(found[k], expected)
