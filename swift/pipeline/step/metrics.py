@@ -31,8 +31,7 @@ class Sums(NamedTuple):
     @classmethod
     def zeros(cls, spec: StepSpec, num_iterations: int) -> "Sums":
         """Returns zero sums for each iteration of a window, ``[K, ...]``."""
-        load = jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), no_load(spec))
-        zero = jnp.zeros(num_iterations, spec.accumulate_dtype)
+        load, zero = no_load(spec, num_iterations), jnp.zeros(num_iterations, spec.accumulate_dtype)
         return cls(zero, zero, jnp.zeros(num_iterations, jnp.int32), load)
 
     def over_ranks(self) -> "Sums":
@@ -149,10 +148,10 @@ def by_iteration(metrics: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
     return [jax.tree.map(lambda value_K: value_K[k], host) for k in range(len(imbalance_KL))]  # noqa: B023
 
 
-def no_load(spec: StepSpec) -> Load:
-    """Returns zero counts, int32[L, E], and zero numbers ``[L, ...]``."""
-    counts = jnp.zeros((spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
+def no_load(spec: StepSpec, *lead: int) -> Load:
+    """Returns zero counts, int32[*lead, L, E], and zero numbers ``[*lead, L, ...]``."""
+    counts = jnp.zeros((*lead, spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
     numbers = jax.tree.map(
-        lambda leaf: jnp.zeros((spec.num_moe_layers, *leaf.shape), spec.accumulate_dtype), spec.number_shapes
+        lambda leaf: jnp.zeros((*lead, spec.num_moe_layers, *leaf.shape), spec.accumulate_dtype), spec.number_shapes
     )
     return Load(counts, counts, counts, numbers)
