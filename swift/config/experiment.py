@@ -4,7 +4,7 @@ Each class checks the ranges of its settings. ``swift.config.checks.check`` refu
 reading a gin file and ``train`` call it. ``swift.train.build`` makes the loader, mesh, step and engine.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Literal
 
 from swift.checkpoint.config import CheckpointConfig
@@ -83,6 +83,8 @@ class Experiment:
         num_eval_batches: batches of an evaluation, always the first ones of the split.
         checkpoint: settings of checkpoints and snapshots.
         target_loss: training loss, in nats per token; the summary counts the iterations to reach it. None: not counted.
+        observers: your own observers of the run, such as ``(@my_code.Hottest(),)``: dataclasses that inherit from
+            ``swift.runlog.Observer``.
     """
 
     model: ModelConfig = field(default_factory=lambda: model_size("demo"))
@@ -115,6 +117,7 @@ class Experiment:
     num_eval_batches: int = 8
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     target_loss: float | None = None
+    observers: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -123,6 +126,11 @@ class Experiment:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be @{kind.__name__}()")
         if isinstance(self.placement, type) or not hasattr(self.placement, "init"):
             raise SettingError("Experiment.placement", self.placement, "must be a placement policy, such as @Symi()")
+        for observer in self.observers:
+            is_observer = all(hasattr(observer, name) for name in ("begin", "on_step", "on_event", "end"))
+            if not is_observer or isinstance(observer, type) or not is_dataclass(observer):
+                allowed = "must be dataclasses that inherit from swift.runlog.Observer, such as (@my_code.Mine(),)"
+                raise SettingError("Experiment.observers", self.observers, allowed)
         for name in ("num_steps", "sequences_per_microbatch", "num_eval_batches", "window"):
             check_count(f"Experiment.{name}", getattr(self, name), least=1)
         check_count("Experiment.num_microbatches", self.num_microbatches, least=1, most=_MOST_MICROBATCHES)

@@ -22,7 +22,10 @@ _NAME, GIN_NAME = "config.json", "config.gin"
 _VERSION = 1
 _MOST_BYTES, _DEEPEST = 2**20, 50
 """Limits of ``config.json``: its size in bytes, and the depth of nested objects."""
-OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
+OF_RUN = (
+    *("Experiment.planner", "Experiment.observers"),
+    *("DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule"),
+)
 """Settings not needed to read a checkpoint: a user's class in them may no longer exist, or exist only in Python."""
 OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
 """Settings not needed to use a run's model: ``OF_RUN``, and settings of training state, which a model lacks."""

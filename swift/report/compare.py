@@ -5,6 +5,7 @@ group; the charts and a second table show its mean and range.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -17,6 +18,7 @@ from swift.draw.style import POLICY_COLORS, colors_of, line_styles
 from swift.errors import SettingError, printable
 from swift.report.history import history_of, incidents_of
 from swift.report.parts import Picture, Table
+from swift.runlog.files import ROUTER_PREFIX
 from swift.runlog.reading import Run, measure, scalars, settings_in
 from swift.terminal_table import TerminalTable
 
@@ -227,6 +229,7 @@ def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
     if chart := lines.chart("load imbalance (largest / mean)", "load_imbalance"):
         caption = "Load of the fullest replica over the mean load, averaged over layers; 1 is even."
         yield _picture("imbalance", caption, chart)
+    yield from _router_pictures(runs, lines)
     if chart := lines.chart("learning rate", "learning_rate"):
         caption = "Learning rate of the optimizer at each step."
         yield _picture("learning-rate", caption, replace(chart, is_exact=True, from_zero=True))
@@ -244,6 +247,14 @@ def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
             "Model FLOPs utilization: the model's own FLOPs over the devices' peak, or that of the host's matmuls."
         )
         yield _picture("utilization", caption, replace(chart, from_zero=True))
+
+
+def _router_pictures(runs: Sequence[Run], lines: "_Lines") -> Iterator[Picture]:
+    """Draws the numbers that routers of one's own record."""
+    for name in sorted({name for run in runs for name in run.metrics.router_numbers}):
+        if chart := lines.chart(name, name):
+            caption = f"{name.removeprefix(ROUTER_PREFIX)}, as the router records it, averaged over layers."
+            yield _picture(re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-"), caption, chart)
 
 
 def _failure_steps(run: Run) -> list[int]:

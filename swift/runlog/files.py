@@ -24,6 +24,8 @@ from swift.runlog.expert_counts import CLASS_COUNTS, KINDS, ClassCounts
 
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 _NO_COLUMNS = {"step", "time"}
+ROUTER_PREFIX = "router."
+"""Beginning of the names of a router's own numbers in the metrics; those of a layer end in its number."""
 _MOST_STEPS = 2**53
 _NULL = float("inf")
 """Stands for JSON's null in a column: a number that was not finite. NaN stands for a metric that a step lacks."""
@@ -202,6 +204,12 @@ class Metrics(Sequence[dict[str, Any]]):
         values_T[: len(column)] = column
         values_T[values_T == _NULL] = np.nan
         return values_T
+
+    @property
+    def router_numbers(self) -> list[str]:
+        """Names of the router's own numbers, as means over the layers."""
+        names = (name for name in self._columns.numbers if name.startswith(ROUTER_PREFIX))
+        return sorted(name for name in names if not name.rpartition(".")[2].isdigit())
 
     @property
     def last_step(self) -> int:

@@ -4,15 +4,20 @@ Every run has the observer ``TensorBoard``. Only viewers read its files, so an e
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import register_writer_factory
-from tensorboardX.summary import scalar
+from tensorboardX.summary import histogram_raw, scalar
+
+from swift.runlog.expert_counts import KINDS
+from swift.runlog.files import ROUTER_PREFIX
 
 _GROUPS = {
     "train": ("loss", "aux_loss", "validation_loss", "grad_norm", "learning_rate"),
@@ -58,14 +63,39 @@ class Observer:
 def grouped_scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """Returns a record's numbers by tag, such as ``train/loss``.
 
-    >>> grouped_scalars({"step": 3, "time": "...", "loss": 2.5, "replicas": [[1]], "mine": 1})
-    {'train/loss': 2.5, 'other/mine': 1.0}
+    >>> grouped_scalars({"step": 3, "time": "...", "loss": 2.5, "replicas": [[1]], "mine": 1, "router.entropy.0": 2})
+    {'train/loss': 2.5, 'other/mine': 1.0, 'router/entropy.0': 2.0}
     """
-    return {
-        f"{_GROUP_OF.get(name, 'other')}/{name}": float(value)
-        for name, value in record.items()
-        if name != "step" and isinstance(value, int | float)
-    }
+    numbers = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
+    return {_tag(name): value for name, value in numbers.items() if name != "step"}
+
+
+def _tag(name: str) -> str:
+    if name.startswith(ROUTER_PREFIX):
+        return f"router/{name.removeprefix(ROUTER_PREFIX)}"
+    return f"{_GROUP_OF.get(name, 'other')}/{name}"
+
+
+def count_histograms(record: Mapping[str, Any]) -> Iterator[Summary]:
+    """Yields a histogram for each kind of count and each layer, in which the experts are the bins.
+
+    Args:
+        record: record of an iteration with the counts by expert class, ``[L][E]`` each.
+    """
+    for kind in KINDS:
+        for layer, counts_E in enumerate(record.get(kind) or ()):
+            counts, limits = np.asarray(counts_E, np.float64), np.arange(len(counts_E)) + 0.5
+            total, weighted = counts.sum(), counts * np.arange(len(counts))
+            yield histogram_raw(
+                f"{kind}/layer {layer}",
+                min=0.0,
+                max=float(len(counts) - 1),
+                num=float(total),
+                sum=float(weighted.sum()),
+                sum_squares=float((weighted * np.arange(len(counts))).sum()),
+                bucket_limits=limits.tolist(),
+                bucket_counts=counts.tolist(),
+            )
 
 
 class Board:
@@ -91,9 +121,19 @@ class Board:
         """Adds an iteration's numbers by name; flushes the file if the last flush is more than ten seconds ago."""
         for tag, value in values.items():
             self._write(step, summary=scalar(tag, value))
-        if time.monotonic() - self._flushed > _FLUSH_S:
+        if self.is_due:
             self._file.flush()
             self._flushed = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next ``add`` flushes the file."""
+        return time.monotonic() - self._flushed > _FLUSH_S
+
+    def add_counts(self, record: Mapping[str, Any]) -> None:
+        """Adds histograms of an iteration's counts by expert class."""
+        for summary in count_histograms(record):
+            self._write(record["step"], summary=summary)
 
     def close(self) -> None:
         """Closes the file."""
@@ -104,15 +144,22 @@ class Board:
 
 
 class TensorBoard(Observer):
-    """Writes the numbers of every iteration for TensorBoard, in groups such as ``train`` and ``experts``."""
+    """Writes the numbers of every iteration for TensorBoard, in groups such as ``train`` and ``experts``.
+
+    Load, replicas and drops of every expert are histograms over the experts, by layer: of the first iteration, and of
+    one every ten seconds.
+    """
 
     def begin(self, run_dir: Path, step: int, config: str) -> None:
         """See Observer."""
         del config
-        self._board = Board(run_dir / "tensorboard", step)
+        self._board, self._has_counts = Board(run_dir / "tensorboard", step), False
 
     def on_step(self, record: Mapping[str, Any]) -> None:
         """See Observer."""
+        if self._board.is_due or not self._has_counts:
+            self._board.add_counts(record)
+            self._has_counts = True
         self._board.add(grouped_scalars(record), record["step"])
 
     def end(self) -> None:

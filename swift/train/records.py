@@ -18,7 +18,7 @@ from swift.mesh.devices import host_matmul_flops, peak_flops
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.step.metrics import Sums
 from swift.pipeline.step.spec import StepSpec
-from swift.runlog.files import ranges_text
+from swift.runlog.files import ROUTER_PREFIX, ranges_text
 from swift.runlog.reading import measure, read_run
 from swift.runlog.run_directory import RunDirectory
 from swift.schedules.plans.normalize import ChunkAssignment, plan_document
@@ -60,13 +60,26 @@ def step_record(step: int, metrics: Mapping[str, Any], step_s: float, spec: Step
         "popularity": popularity_LE.tolist(),
         "replicas": replicas_LE.tolist(),
         "dropped": dropped_LE.tolist(),
-        **({"numbers": _listed(metrics["numbers"])} if "numbers" in metrics else {}),
+        **router_fields(metrics.get("numbers", {})),
     }
 
 
-def _listed(numbers: Mapping[str, np.ndarray]) -> dict[str, list]:
-    """Returns a router's own numbers as lists, with a number or list for each layer."""
-    return {name: value_L.tolist() for name, value_L in numbers.items()}
+def router_fields(numbers: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Returns a router's own numbers as fields of a record: the mean over the layers, then each layer.
+
+    >>> router_fields({"entropy": np.array([1.0, 2.0])})
+    {'router.entropy': 1.5, 'router.entropy.0': 1.0, 'router.entropy.1': 2.0}
+    >>> list(router_fields({"probs": np.array([[0.25, 0.75]])}))
+    ['router.probs[0]', 'router.probs[0].0', 'router.probs[1]', 'router.probs[1].0']
+    """
+    fields = {}
+    for name, values_L in numbers.items():
+        by_element = values_L.reshape(len(values_L), -1).T
+        for element, value_L in enumerate(by_element):
+            field = f"{ROUTER_PREFIX}{name}" + (f"[{element}]" if values_L.ndim > 1 else "")
+            fields[field] = float(value_L.mean())
+            fields |= {f"{field}.{layer}": float(value) for layer, value in enumerate(value_L)}
+    return fields
 
 
 @dataclass(frozen=True)

@@ -85,13 +85,16 @@ _MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("num_steps", "eval_every", "num_eval_batches", "attention")),
     *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "experts_per_layer", "selection", "plt_budget")),
     *(f"CheckpointConfig.{n}" for n in ("snapshot_every", "snapshot_experts_per_layer")),
-    *(f"Experiment.{n}" for n in ("failures", "adapt", "expected_downtime", "planner", "window", "memory_limit")),
+    *(
+        f"Experiment.{n}"
+        for n in ("failures", "adapt", "expected_downtime", "planner", "window", "memory_limit", "observers")
+    ),
     *(f"Experiment.{n}" for n in ("remat", "cut")),
     *(f"OptimizerConfig.{n}" for n in ("peak_learning_rate", "final_learning_rate", "warmup_steps", "decay_steps")),
     "OptimizerConfig.clip_norm",
     *(f"Topology.{n}" for n in ("num_pipelines", "num_stages", "num_expert_ranks")),
     *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "Experiment.microbatches"),
-    "ExpertConfig.slots_per_rank",
+    *("ExpertConfig.slots_per_rank", "observers_"),
 )
 """Settings that may change when a run is resumed.
 
@@ -304,6 +307,7 @@ def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Le
     """Creates or reopens the run directory, which may be written to while the lease is held."""
     lease.check()
     changed = changed_settings(options.run_dir, options.config_text) if options.resume else {}
+    observers = *options.observers, *experiment.observers
     try:
         write_config(options.run_dir, experiment)
     except OSError as error:
@@ -311,12 +315,10 @@ def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Le
         raise SettingError("--run-dir", str(options.run_dir), allowed) from error
     if options.resume:
         may_lack = set(defaults_in(experiment))
-        directory = RunDirectory.resume(
-            options.run_dir, options.config_text, done, _MAY_CHANGE, may_lack, options.observers
-        )
+        directory = RunDirectory.resume(options.run_dir, options.config_text, done, _MAY_CHANGE, may_lack, observers)
         _announce_changes(experiment, directory, done, changed)
     else:
-        directory = RunDirectory.create(options.run_dir, options.config_text, options.observers)
+        directory = RunDirectory.create(options.run_dir, options.config_text, observers)
     directory.check = lease.check
     return directory
 
