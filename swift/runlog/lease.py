@@ -448,6 +448,46 @@ def living_owner(
     return None
 
 
+class LeaseWatch:
+    """Watches whether a run directory has a living owner; takes nothing, writes nothing and never waits.
+
+    Args:
+        run_dir: run directory; may be missing.
+    """
+
+    def __init__(self, run_dir: Path):
+        self._run_dir, self._here = run_dir, this_process().place
+        self._lease: LeaseFile | None = None
+        self._seen, self._age_s, self._has_beaten = 0.0, 0.0, False  # of the last heartbeat that was seen
+
+    def look(self, time: float, wall_time: float) -> tuple[Verdict, Owner | None]:
+        """Reads the newest lease, and judges by it and by earlier looks.
+
+        Args:
+            time: current time in seconds, on a clock that is never set.
+            wall_time: current time in seconds since 1970.
+
+        Returns:
+            The verdict, ``DEAD`` if nobody owns the directory; and the owner, or None if there is none or it is unknown.
+
+        Raises:
+            SettingError: the directory cannot be read.
+        """
+        lease = next(reversed(_read_leases(self._run_dir)), None)
+        if lease is None:
+            self._lease = None
+            return Verdict.DEAD, None
+        before, self._lease = self._lease, lease
+        if before is None or before.path != lease.path:
+            self._seen, self._age_s, self._has_beaten = time, wall_time - lease.beat_ns / 1e9, False
+        elif before.beat_ns != lease.beat_ns:
+            self._seen, self._age_s, self._has_beaten = time, 0.0, True
+        owner, silent_s = lease.owner, time - self._seen
+        is_there = process_is_there(owner) if owner is not None and owner.place == self._here else None
+        has_beaten = self._has_beaten and silent_s < WATCH_S
+        return judge(owner, self._here, LeaseObservation(is_there, has_beaten, silent_s, self._age_s)), owner
+
+
 @contextmanager
 def writes_checkpoints(run_dir: Path) -> Iterator[None]:
     """Lets only one process of this machine at a time write a run's checkpoints, while the block runs.
