@@ -190,7 +190,9 @@ def _add_evaluate(commands: Any) -> None:
 def _add_watch(commands: Any) -> None:
     """Adds ``swift watch``."""
     watch = commands.add_parser("watch", help="show runs while they train, or after they ended; reads only")
-    watch.add_argument("runs", type=path_of, nargs="+", metavar="RUN", help="directory of a run, which may not exist yet")
+    watch.add_argument(
+        "runs", type=path_of, nargs="+", metavar="RUN", help="directory of a run, which may not exist yet"
+    )
     watch.add_argument(
         "--refresh",
         type=float,

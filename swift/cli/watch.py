@@ -1,6 +1,7 @@
-"""``swift watch``: a live view of runs in a terminal, one snapshot as text, or their report as a page that is kept new."""
+"""``swift watch``: a live view of runs in a terminal, one view as text, or their report as a page that stays new."""
 
 import argparse
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ def watch(options: argparse.Namespace) -> None:
     refresh_s = options.refresh
     if refresh_s is not None and not _LEAST_S <= refresh_s <= _MOST_S:
         raise SettingError("--refresh", refresh_s, f"must be from {_LEAST_S:g} to {_MOST_S:g} seconds")
-    console = Console()
+    console = _console()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the command ends by Ctrl-C, and that is no error
     try:
         if options.serve is not None:
@@ -45,6 +46,12 @@ def watch(options: argparse.Namespace) -> None:
             _follow(paths, console, _VIEW_S if refresh_s is None else refresh_s)
     except KeyboardInterrupt:
         return
+
+
+def _console() -> Console:
+    """Opens the console on stdout; Rich would take COLUMNS=0 for a terminal without columns."""
+    console = Console()
+    return console if console.width else Console(width=shutil.get_terminal_size().columns)
 
 
 def _print_once(paths: Sequence[Path], console: Console) -> None:
@@ -81,7 +88,7 @@ def _follow(paths: Sequence[Path], console: Console, refresh_s: float) -> None:
                 while True:
                     deadline, has_more = time.monotonic() + refresh_s, True
                     while has_more and time.monotonic() < deadline:
-                        has_more = any([follower.read() for follower in followers])
+                        has_more = sum(follower.read() for follower in followers) > 0
                     runs = [follower.snapshot() for follower in followers]
                     live.update(_view(runs, console), refresh=True)
                     time.sleep(max(0.0, deadline - time.monotonic()))

@@ -1,7 +1,7 @@
-"""Follows the files of a run while the run writes them: each read returns only what is new since the last one.
+"""Follows the files of a run while the run writes them, and its lease: each read returns only what is new.
 
-Nothing is locked or written. A file may be missing at first, end in half a line, be cut when a run is resumed, or be
-replaced by another file.
+Nothing is locked or written, and nothing waits. A file may be missing at first, end in half a line, be cut when a run is
+resumed, or be replaced by another file.
 """
 
 import errno
@@ -9,6 +9,18 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+from swift.runlog.lease import (
+    WATCH_S,
+    LeaseFile,
+    LeaseObservation,
+    Owner,
+    Verdict,
+    judge,
+    process_is_there,
+    read_leases,
+    this_process,
+)
 
 _MARK_BYTES = 128
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR)
@@ -92,3 +104,43 @@ class FollowedLines:
         """Goes back to the start of the file; returns whether lines had been read."""
         had_lines, self.offset, self._file, self._mark = self.offset > 0, 0, None, b""
         return had_lines
+
+
+class LeaseWatch:
+    """Watches whether a run directory has a living owner; takes nothing, writes nothing and never waits.
+
+    Args:
+        run_dir: run directory; may be missing.
+    """
+
+    def __init__(self, run_dir: Path):
+        self._run_dir, self._here = run_dir, this_process().place
+        self._lease: LeaseFile | None = None
+        self._seen, self._age_s, self._has_beaten = 0.0, 0.0, False  # of the last heartbeat that was seen
+
+    def look(self, time: float, wall_time: float) -> tuple[Verdict, Owner | None]:
+        """Reads the newest lease, and judges by it and by earlier looks.
+
+        Args:
+            time: current time in seconds, on a clock that is never set.
+            wall_time: current time in seconds since 1970.
+
+        Returns:
+            The verdict, ``DEAD`` if nobody owns the directory; and the owner, None if there is none or it is unknown.
+
+        Raises:
+            SettingError: the directory cannot be read.
+        """
+        lease = next(reversed(read_leases(self._run_dir)), None)
+        if lease is None:
+            self._lease = None
+            return Verdict.DEAD, None
+        before, self._lease = self._lease, lease
+        if before is None or before.path != lease.path:
+            self._seen, self._age_s, self._has_beaten = time, wall_time - lease.beat_ns / 1e9, False
+        elif before.beat_ns != lease.beat_ns:
+            self._seen, self._age_s, self._has_beaten = time, 0.0, True
+        owner, silent_s = lease.owner, time - self._seen
+        is_there = process_is_there(owner) if owner is not None and owner.place == self._here else None
+        has_beaten = self._has_beaten and silent_s < WATCH_S
+        return judge(owner, self._here, LeaseObservation(is_there, has_beaten, silent_s, self._age_s)), owner

@@ -42,7 +42,9 @@ class BinnedSeries:
     def means_B(self) -> np.ndarray:
         """Means over the bins so far, float64[B]; NaN where a bin has no value."""
         counts_B = self._counts_B[: -(-self._last_step // self._width)]
-        return np.divide(self._sums_B[: len(counts_B)], counts_B, out=np.full(len(counts_B), np.nan), where=counts_B > 0)
+        return np.divide(
+            self._sums_B[: len(counts_B)], counts_B, out=np.full(len(counts_B), np.nan), where=counts_B > 0
+        )
 
 
 def fitted_series(values_B: np.ndarray, num_columns: int) -> np.ndarray:

@@ -31,8 +31,8 @@ from swift.report.history import (
 )
 from swift.runlog.expert_counts import CLASS_COUNTS, ClassCounts
 from swift.runlog.files import EVENTS, METRICS, parse_object
-from swift.runlog.following import FollowedLines
-from swift.runlog.lease import LeaseWatch, Owner, Verdict
+from swift.runlog.following import FollowedLines, LeaseWatch
+from swift.runlog.lease import Owner, Verdict
 from swift.runlog.reading import CONFIG, settings_in
 from swift.train.display import StepTimer
 from swift.watch.series import BinnedSeries
@@ -124,7 +124,7 @@ class RunSnapshot:
 
 
 class _StepsRead:
-    """What is kept of ``metrics.jsonl``."""
+    """The figures that are kept of ``metrics.jsonl``."""
 
     def __init__(self) -> None:
         self.newest: dict[str, Any] = {}
@@ -170,7 +170,7 @@ class _StepsRead:
 
 
 class _EventsRead:
-    """What is kept of ``events.jsonl``."""
+    """The figures that are kept of ``events.jsonl``."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -220,7 +220,7 @@ class _EventsRead:
 
     @property
     def reason(self) -> str:
-        """Why the run stopped, if an event says it."""
+        """Reason for which the run stopped; empty if no event says it."""
         name = self.trouble or ("interrupt" if self.end == "interrupt" else None)
         return "" if name is None else STOPS[name]
 
@@ -328,13 +328,14 @@ class RunFollower:
         if not self._config:
             return ("starting" if is_owned else "absent"), ""
         events, silent_s = self._events, self._silent_s() or 0.0
-        is_new = is_owned and owner is not None and _since(owner) > events.newest_s
-        if events.end and not is_new:
+        owned_since = _since(owner) if is_owned and owner is not None else math.nan
+        if events.end and not owned_since > events.newest_s:
             return ("ended" if events.end == "finish" else "stopped"), "" if events.end == "finish" else events.reason
         limit_s = max(_LEAST_SILENCE_S, _SILENT_STEPS * (self._seconds_until(self._steps.step + 1) or 0.0))
         if not is_owned and not (self._has_grown and silent_s < limit_s):
             return "stopped", events.reason or "no process writes it"
-        if is_new or not self._steps.newest or self._steps.newest_s < events.begun_s:
+        # A process that has just taken the directory has not said so in the events yet.
+        if not self._steps.newest or self._steps.newest_s < np.fmax(events.begun_s, owned_since):
             return "starting", ""
         if silent_s > limit_s:
             return "stalled", STOPS[events.trouble] if events.trouble else ""

@@ -1,7 +1,7 @@
 """Draws snapshots of runs as lines of text, for a terminal of any size and for a file.
 
-Every line is a ``Text`` of at most the given width, so that a drawing of a given height can be put together without
-measuring. Without colors nothing is lost; where a terminal has ASCII only, bars are made of letters.
+Every line is a ``Text``, so that a drawing of a given height can be put together without measuring. Without colors
+nothing is lost; where a terminal has ASCII only, bars are made of letters.
 
 Shape suffixes: C columns, L MoE layers, E expert classes.
 """
@@ -34,6 +34,7 @@ _STYLES = {
 _INCIDENT_STYLES = {"failure": "red", "stop": "red", "recovery": "green", "return": "green"}
 _LABEL = 12
 _LEAST_CURVE, _MOST_CURVE = 3, 10
+_TOP_SHARE = 0.97
 _MOST_INCIDENTS, _MOST_NAMED = 6, 8
 _LEAST_MAP, _MOST_REPEATS = 8, 3
 _OVERLOADED = 1.25
@@ -69,10 +70,10 @@ def run_lines(run: RunSnapshot, canvas: Canvas, height: int | None = None) -> li
     Args:
         run: snapshot of the run.
         canvas: space to draw in.
-        height: maximum number of lines; None for no limit, with every layer of the model.
+        height: maximum number of lines, which are then truncated to the width; None for every layer of the model, and
+            messages of any length.
     """
-    head, tail = _head(run, canvas), [*_workers(run, canvas)]
-    incidents = [*_incidents(run, canvas)]
+    head, tail, incidents = _head(run, canvas), [*_workers(run, canvas)], [*_incidents(run)]
     sparks = [*_spark(run, "tokens_per_s", "tokens/s", canvas), *_spark(run, "drop_fraction", "dropped", canvas)]
     if height is None:
         curve = _curve(run, canvas, _MOST_CURVE)
@@ -85,7 +86,10 @@ def run_lines(run: RunSnapshot, canvas: Canvas, height: int | None = None) -> li
     left -= len(experts)
     curve = _curve(run, canvas, min(_MOST_CURVE, left - 1)) if left > _LEAST_CURVE else []
     shown = incidents[len(incidents) - num_incidents :]
-    return [*head, *curve, *sparks, *experts, *tail, *shown][:height]
+    lines = [*head, *curve, *sparks, *experts, *tail, *shown][:height]
+    for line in lines:
+        line.truncate(canvas.width)
+    return lines
 
 
 def runs_table(runs: Sequence[RunSnapshot]) -> TerminalTable:
@@ -150,7 +154,7 @@ def _head(run: RunSnapshot, canvas: Canvas) -> list[Text]:
         lines.append(Text(f"{run.num_damaged:,} lines of the record are damaged", style="yellow"))
     if run.trouble:
         lines += _wrapped([printable(run.trouble)], canvas.width, "yellow")
-    return [_cut(line, canvas) for line in lines]
+    return lines
 
 
 def _curve(run: RunSnapshot, canvas: Canvas, num_rows: int) -> list[Text]:
@@ -159,7 +163,8 @@ def _curve(run: RunSnapshot, canvas: Canvas, num_rows: int) -> list[Text]:
     finite = values_C[np.isfinite(values_C)]
     if len(finite) < 2 or num_rows < 1:
         return []
-    low, high = float(finite.min()), float(finite.max())
+    # The steep fall of the first steps is cut at the top of the curve: it would flatten the rest.
+    low, high = float(finite.min()), float(np.quantile(finite, _TOP_SHARE, method="lower"))
     # A full row below the smallest loss, so that it is seen.
     heights_C = 1 + (values_C - low) / ((high - low) or 1) * (len(canvas.levels) - 1) * (num_rows - 1)
     heights_C = np.where(np.isfinite(heights_C), heights_C + len(canvas.levels) - 2, 0)
@@ -172,7 +177,7 @@ def _curve(run: RunSnapshot, canvas: Canvas, num_rows: int) -> list[Text]:
     first, last = "1", f"{run.step:,}"
     room = len(values_C) - len(first) - len(last)
     lines.append(Text(" " * _LABEL + first + " " * max(1, room) + last, style="dim"))
-    return [_cut(line, canvas) for line in lines]
+    return lines
 
 
 def _spark(run: RunSnapshot, name: str, label: str, canvas: Canvas) -> list[Text]:
@@ -183,7 +188,7 @@ def _spark(run: RunSnapshot, name: str, label: str, canvas: Canvas) -> list[Text
         return []
     top = len(canvas.levels) - 1
     bars = _bars(np.nan_to_num(np.ceil(values_C / finite.max() * top)), canvas)
-    return [_cut(Text.assemble((f"{label:<{_LABEL}}", "dim"), (bars, "blue")), canvas)]
+    return [Text.assemble((f"{label:<{_LABEL}}", "dim"), (bars, "blue"))]
 
 
 def _bars(heights_C: np.ndarray, canvas: Canvas) -> str:
@@ -208,37 +213,37 @@ def _experts(loads: ExpertLoads | None, canvas: Canvas, most_layers: int | None)
     room = canvas.width - _LABEL - len("  | 100.0 %")
     most_columns = room // 2
     if most_columns < _LEAST_MAP:
-        yield _cut(Text(f"experts     {dropped_L.mean():.1f} % of the tokens dropped"), canvas)
+        yield Text(f"experts     {dropped_L.mean():.1f} % of the tokens dropped")
         return
     num_layers, num_experts = needed_LE.shape
     shown = num_layers if most_layers is None else min(num_layers, most_layers)
     group = -(-num_experts // most_columns)
     starts, repeats = np.arange(0, num_experts, group), min(_MOST_REPEATS, max(1, most_columns // num_experts))
     needed_LC, replicas_LC = (
-        np.repeat(np.maximum.reduceat(values_LE, starts, axis=1), repeats, axis=1) for values_LE in (needed_LE, loads.replicas_LE)
+        np.repeat(np.maximum.reduceat(values_LE, starts, axis=1), repeats, axis=1)
+        for values_LE in (needed_LE, loads.replicas_LE)
     )
     scale = max(float(needed_LC[:shown].max()), float(replicas_LC[:shown].max()), 1e-9)
-    full = canvas.levels[-1]
-    grouped = f", a column is the busiest of {group}" if group > 1 else ""
-    heading = f"load and replicas of {num_experts} experts, in slots ({full} is {scale:.1f}{grouped})"
-    over = f"last {loads.num_steps} iterations" if loads.num_steps > 1 else "last iteration"
-    yield from _wrapped([heading, f"dropped tokens; {over}"], canvas.width, "dim")
+    grouped = f"; a column is the busiest of {group} of {num_experts} experts" if group > 1 else ""
+    over = f"the last {loads.num_steps} iterations" if loads.num_steps > 1 else "the last iteration"
+    columns = len(needed_LC[0])
+    heading = f"{'load':<{columns}}{canvas.rule}{'replicas':<{columns}}{canvas.rule} dropped"
+    yield Text(f"{'experts':<{_LABEL}}{heading}", style="dim")
     for layer in range(shown):
-        yield _cut(
-            Text.assemble(
-                (f"{f'layer {layer}':<{_LABEL}}", "dim"),
-                _row_of_loads(needed_LC[layer], replicas_LC[layer], scale, canvas),
-                (canvas.rule, "dim"),
-                _bars(_heights(replicas_LC[layer], scale, canvas), canvas),
-                (canvas.rule, "dim"),
-                f" {dropped_L[layer]:.1f} %",
-            ),
-            canvas,
+        yield Text.assemble(
+            (f"{f'layer {layer}':<{_LABEL}}", "dim"),
+            _row_of_loads(needed_LC[layer], replicas_LC[layer], scale, canvas),
+            (canvas.rule, "dim"),
+            _bars(_heights(replicas_LC[layer], scale, canvas), canvas),
+            (canvas.rule, "dim"),
+            f" {dropped_L[layer]:.1f} %",
         )
+    units = f"tokens and replicas in slots, {canvas.levels[-1]} is {scale:.1f}{grouped}; over {over}"
+    yield Text(f"{'':<{_LABEL}}{units}", style="dim")
     if shown < num_layers:
         rest_L = dropped_L[shown:]
-        text = f"{num_layers - shown} more layers, dropped {rest_L.min():.1f} to {rest_L.max():.1f} %"
-        yield _cut(Text(text, style="dim"), canvas)
+        text = f"{num_layers - shown} more layers drop {rest_L.min():.1f} to {rest_L.max():.1f} %"
+        yield Text(f"{'':<{_LABEL}}{text}", style="dim")
 
 
 def _heights(values_C: np.ndarray, scale: float, canvas: Canvas) -> np.ndarray:
@@ -266,18 +271,18 @@ def _workers(run: RunSnapshot, canvas: Canvas) -> Iterator[Text]:
     yield from _wrapped(parts, canvas.width, "red" if num_absent and run.state == "running" else "")
 
 
-def _incidents(run: RunSnapshot, canvas: Canvas) -> Iterator[Text]:
+def _incidents(run: RunSnapshot) -> Iterator[Text]:
     """Draws the latest incidents, each with its local time."""
     for incident in run.incidents[-_MOST_INCIDENTS:]:
         at = datetime.fromtimestamp(incident.seconds).strftime("%H:%M:%S")
         who = f"{', '.join(map(printable, incident.who))} " if incident.who else ""
         took = "" if incident.took_s is None else f" ({incident.took_s:.2f} s)"
         text = f"{at}  step {incident.step:,}  {incident.kind}: {who}{printable(incident.what)}{took}"
-        yield _cut(Text(text, style=_INCIDENT_STYLES.get(incident.kind, "")), canvas)
+        yield Text(text, style=_INCIDENT_STYLES.get(incident.kind, ""))
 
 
 def _wrapped(texts: Sequence[str], width: int, style: str = "") -> list[Text]:
-    """Puts short texts on as few lines as possible; a line is broken only between texts, or within one that is wider."""
+    """Puts short texts on as few lines as possible; a line is broken only between texts."""
     lines = [""]
     for text in texts:
         longer = f"{lines[-1]}  {text}" if lines[-1] else text
@@ -286,12 +291,6 @@ def _wrapped(texts: Sequence[str], width: int, style: str = "") -> list[Text]:
         else:
             lines[-1] = longer
     return [Text(line, style=style) for line in lines]
-
-
-def _cut(line: Text, canvas: Canvas) -> Text:
-    """Truncates a line to the width."""
-    line.truncate(canvas.width)
-    return line
 
 
 def _counter(run: RunSnapshot) -> str:
