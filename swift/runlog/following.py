@@ -1,7 +1,7 @@
 """Follows the files of a run while the run writes them, and its lease: each read returns only what is new.
 
-Nothing is locked or written, and nothing waits. A file may be missing at first, end in half a line, be cut when a run is
-resumed, or be replaced by another file.
+Nothing is locked or written, and nothing waits. A file may be missing at first, end in half a line, be cut when a run
+is resumed, or be replaced by another file.
 """
 
 import errno

@@ -17,11 +17,15 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = .*? ([a-z][a-z0-9-]*)\("
 _SCOPES = re.compile(r'op_name="([^"]*)"')
 _CONTROL = ("while", "conditional", "call", "async-start", "async-done")
 """Instructions that only run others, which have events of their own."""
-_KINDS = {"dot": "matmuls", "ragged-dot": "matmuls"} | {
-    kind: kind
-    for kind in ("all-to-all", "ragged-all-to-all", "collective-permute", "all-reduce", "all-gather", "reduce-scatter")
-}
-"""Instructions that are shown apart from the rest of their scope."""
+_COLLECTIVES = (
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+)
+"""Instructions that are shown apart from the rest of their scope. Matmuls are not: the compiler fuses them."""
 _PART_OF_UPDATE = (scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
 _SHOWN = {
     scopes.FORWARD: "forward",
@@ -47,7 +51,7 @@ def trace_lines(path: Path, steps: tuple[int, int], program_texts: Sequence[str]
     first, last = steps
     newest = max(path.rglob("*.trace.json.gz"), key=lambda file: file.stat().st_mtime, default=None)
     opened = f"{newest or path} opens at https://ui.perfetto.dev"
-    yield f"profiler trace of iterations {first}-{last}: {opened}; `xprof --logdir {path}` (pip install xprof) shows more"
+    yield f"profiler trace of iterations {first}-{last}: {opened}; or `pip install xprof` and `xprof --logdir {path}`"
     try:
         seconds, num_devices = part_seconds(newest, program_texts) if newest else ({}, 0)
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):  # another version writes it otherwise
@@ -93,8 +97,8 @@ def part_seconds(file: Path, program_texts: Iterable[str]) -> tuple[Counter[str]
 def instruction_parts(program_text: str) -> dict[str, str | None]:
     """Returns the part that each instruction of a program belongs to; None for one that only runs others.
 
-    >>> instruction_parts('%dot.1 = f32[2]{0} dot(a, b), metadata={op_name="jit(f)/U/collect/expert/dot_general"}')
-    {'dot.1': 'update/collect/expert: matmuls'}
+    >>> instruction_parts('%sum.1 = f32[2]{0} all-reduce(a), metadata={op_name="jit(f)/U/peers/expert/psum"}')
+    {'sum.1': 'update/peers/expert: all-reduce'}
     """
     parts: dict[str, str | None] = {}
     for line in program_text.splitlines():
@@ -116,4 +120,4 @@ def _part(op_name: str, kind: str) -> str:
         elif index and names[index - 1] in _PART_OF_UPDATE:
             shown.append(name)  # the parameter group
     path = "/".join(shown) or "outside of named parts"
-    return f"{path}: {_KINDS[kind]}" if kind in _KINDS else path
+    return f"{path}: {kind}" if kind in _COLLECTIVES else path
