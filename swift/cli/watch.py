@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -57,10 +58,16 @@ def _console() -> Console:
 def _print_once(paths: Sequence[Path], console: Console) -> None:
     """Prints one snapshot of all runs."""
     followers = [RunFollower(path) for path in paths]
-    for follower in followers:
-        while follower.read():
-            pass
+    has_more = _read_more(followers)
+    with Console(stderr=True).status("reading the record") if has_more else nullcontext():
+        while has_more:
+            has_more = _read_more(followers)
     _print([follower.snapshot() for follower in followers], console)
+
+
+def _read_more(followers: Sequence[RunFollower]) -> bool:
+    """Reads the next part of each run; returns whether any has more to read at once."""
+    return sum(follower.read() for follower in followers) > 0
 
 
 def _print(runs: Sequence[RunSnapshot], console: Console) -> None:
@@ -88,7 +95,7 @@ def _follow(paths: Sequence[Path], console: Console, refresh_s: float) -> None:
                 while True:
                     deadline, has_more = time.monotonic() + refresh_s, True
                     while has_more and time.monotonic() < deadline:
-                        has_more = sum(follower.read() for follower in followers) > 0
+                        has_more = _read_more(followers)
                     runs = [follower.snapshot() for follower in followers]
                     live.update(_view(runs, console), refresh=True)
                     time.sleep(max(0.0, deadline - time.monotonic()))

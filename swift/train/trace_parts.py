@@ -53,7 +53,7 @@ def trace_lines(path: Path, steps: tuple[int, int], program_texts: Sequence[str]
     opened = f"{newest or path} opens at https://ui.perfetto.dev"
     yield f"profiler trace of iterations {first}-{last}: {opened}; or `pip install xprof` and `xprof --logdir {path}`"
     try:
-        seconds, num_devices = part_seconds(newest, program_texts) if newest else ({}, 0)
+        seconds, num_devices = part_seconds(newest, program_texts) if newest else (Counter[str](), 0)
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):  # another version writes it otherwise
         return
     total_s = sum(seconds.values())
