@@ -37,11 +37,12 @@ ORDER = (
     ("evaluate",),
     ("doctor", "draw", "hub", "input", "pod_compile", "simulate"),
     ("report",),
+    ("watch",),
     ("cli",),
     ("__main__",),
 )
 """Packages from the lowest to the highest: each imports from lower ones only."""
-ANNEXES = {"generate", "evaluate", "doctor", "draw", "hub", "input", "pod_compile", "simulate", "report"}
+ANNEXES = {"generate", "evaluate", "doctor", "draw", "hub", "input", "pod_compile", "simulate", "report", "watch"}
 """Packages that training does not need."""
 LOADED = {
     "swift.cli.main": (10, 1_400, set()),
@@ -63,6 +64,7 @@ LOADED = {
     "swift.cli.evaluate": (107, 11_600, {"evaluate", "generate"}),
     "swift.cli.data": (60, 6_400, {"input"}),
     "swift.cli.report": (49, 6_400, {"draw", "evaluate", "report"}),
+    "swift.cli.watch": (24, 2_600, {"report", "watch"}),
     "swift.cli.hub": (125, 13_600, {"hub"}),
     "swift.cli.doctor": (13, 1_000, {"doctor"}),
 }

@@ -47,6 +47,7 @@ _MODULES = {
     "data": "swift.cli.data",
     "train": "swift.cli.train",
     "report": "swift.cli.report",
+    "watch": "swift.cli.watch",
     "doctor": "swift.cli.doctor",
     "evaluate": "swift.cli.evaluate",
     "generate": "swift.cli.generate",

@@ -187,6 +187,39 @@ def _add_evaluate(commands: Any) -> None:
     evaluate.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
 
 
+def _add_watch(commands: Any) -> None:
+    """Adds ``swift watch``."""
+    watch = commands.add_parser("watch", help="show runs while they train, or after they ended; reads only")
+    watch.add_argument(
+        "runs", type=path_of, nargs="+", metavar="RUN", help="directory of a run, which may not exist yet"
+    )
+    watch.add_argument(
+        "--refresh",
+        type=float,
+        metavar="SECONDS",
+        help="time between two views (default: 1), or between two pages with --serve (default: 10)",
+    )
+    how = watch.add_mutually_exclusive_group()
+    how.add_argument(
+        "--once", action="store_true", help="print one view and end (also where stdout is no terminal, or a dumb one)"
+    )
+    how.add_argument(
+        "--serve",
+        type=_port,
+        nargs="?",
+        const=0,
+        metavar="PORT",
+        help="serve the runs' report to browsers of this machine, and keep it new (default: any free port)",
+    )
+
+
+def _port(text: str) -> int:
+    """Converts a port; rejects anything else, such as a run after ``--serve``."""
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a port, from 1 to 65535; a RUN comes before --serve")
+    return int(text)
+
+
 def _add_data(commands: Any) -> None:
     """Adds ``swift data``."""
     data = commands.add_parser(
@@ -614,6 +647,8 @@ def command_line() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write one HTML page about a run, or about several together")
     report.add_argument("run_dirs", type=path_of, nargs="+", metavar="RUN_DIR")
     report.add_argument("--out", type=path_of, help="the page (default: report.html in the first RUN_DIR)")
+
+    _add_watch(commands)
 
     export = commands.add_parser("export", help="write a run's model as a plain single-device checkpoint")
     export.add_argument("run_dir", type=path_of, metavar="RUN_DIR", help="with --format hf also a model directory")

@@ -9,10 +9,11 @@ Shape suffix: T steps.
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby, pairwise, product
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,12 +23,13 @@ from swift.runlog.files import EVENTS
 from swift.runlog.reading import Run, scalars
 from swift.topology import worker_name
 
-_BEGINNINGS = ("start", "resume")
+BEGINNINGS = ("start", "resume")
+"""Events with which an invocation of a run begins."""
 
 Kind = Literal["failure", "recovery", "return", "restore", "resume", "stop"]
 _KINDS: tuple[Kind, ...] = ("failure", "recovery", "return", "restore", "resume", "stop")
 
-_STOPS = {
+STOPS = {
     "stage_lost": "a stage has no live worker",
     "rank_lost": "the state of a lost rank has no copy",
     "non_finite": "the loss was no longer finite",
@@ -36,6 +38,7 @@ _STOPS = {
     "interrupt": "interrupted",
     "run_aborted": "a process has failed too often",
 }
+"""Events after which a run stops, with the reason."""
 
 _CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun", "waiting", "other")
 """Causes to which time is attributed.
@@ -132,8 +135,8 @@ def history_of(run: Run) -> History:
     """
     for number, event in enumerate(run.events, start=1):
         if not isinstance(event.get("event"), str) or not isinstance(event.get("step", 0), int):
-            raise _damaged(run, EVENTS, f"event {number}", "must have a name and a step")
-    event_times = [_seconds(run, EVENTS, f"event {n}", event.get("time")) for n, event in enumerate(run.events, 1)]
+            raise _damaged(run.path, EVENTS, f"event {number}", "must have a name and a step")
+    event_times = [_seconds(run.path, EVENTS, f"event {n}", event.get("time")) for n, event in enumerate(run.events, 1)]
     step_times_T = run.metrics.times_T
     starts = _starts(run, event_times)
     known = np.sort(np.concatenate([event_times, step_times_T[np.isfinite(step_times_T)]]))
@@ -166,7 +169,7 @@ def configuration_periods(run: Run, history: History) -> list[ConfigurationPerio
             down, generation = everybody - set(names_in(event, "members")), event.get("generation")
         elif timed.name == "reconfigure":
             down = ((down or set()) | set(names_in(event, "failed"))) - set(names_in(event, "rejoined"))
-        elif timed.name in _BEGINNINGS and "processes" not in event:
+        elif timed.name in BEGINNINGS and "processes" not in event:
             down = set(names_in(event, "failed")) if "failed" in event else None
         elif timed.name == "plan" and begun and event.get("generation", generation) == generation:
             begun[-1]["plan"] = event if isinstance(event.get("plan"), dict) else None
@@ -196,11 +199,20 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
-    """Returns a number from an event, or None if it is missing; raises SettingError if it is not a number."""
+def number_in(path: Path, event: Mapping[str, Any], name: str) -> float | None:
+    """Returns a number from an event, or None if it is missing.
+
+    Args:
+        path: directory of the run, for errors.
+        event: event of the run.
+        name: field of the event.
+
+    Raises:
+        SettingError: the field is not a number.
+    """
     value = event.get(name)
     if value is not None and not _is_number(value):
-        raise _damaged(run, EVENTS, f"{name} of {event['event']!r}", f"must be a number, and is {value!r}")
+        raise _damaged(path, EVENTS, f"{name} of {event['event']!r}", f"must be a number, and is {value!r}")
     return value
 
 
@@ -235,22 +247,22 @@ def _starts(run: Run, times: Sequence[float]) -> list[float]:
     names = [event["event"] for event in run.events]
     begun = []
     for index, name in enumerate(names):
-        if name in _BEGINNINGS:
+        if name in BEGINNINGS:
             # A run in one process records the checkpoint that it restores before the resume itself.
             is_restored = index > 0 and names[index - 1] == "restore"
             begun.append(times[index - is_restored])
     return sorted({min(times), *begun}) if times else []
 
 
-def _seconds(run: Run, file: str, what: str, time: Any) -> float:
+def _seconds(path: Path, file: str, what: str, time: Any) -> float:
     try:
         return datetime.fromisoformat(time).timestamp()
     except (TypeError, ValueError) as error:
-        raise _damaged(run, file, what, f"must have a time, and has {time!r}") from error
+        raise _damaged(path, file, what, f"must have a time, and has {time!r}") from error
 
 
-def _damaged(run: Run, file: str, what: str, allowed: str) -> SettingError:
-    return SettingError(str(run.path / file), what, allowed)
+def _damaged(path: Path, file: str, what: str, allowed: str) -> SettingError:
+    return SettingError(str(path / file), what, allowed)
 
 
 @dataclass(frozen=True)
@@ -280,29 +292,38 @@ def incidents_of(run: Run, history: History) -> list[Incident]:
     Raises:
         SettingError: an event is damaged.
     """
-    return [incident for timed in history.events for incident in _incidents(run, timed)]
+    return [incident for timed in history.events for incident in incidents_in(run.path, timed)]
 
 
-def _reconfigure_s(run: Run, timed: Timed) -> float:
+def _reconfigure_s(path: Path, timed: Timed) -> float:
     """Returns the duration of a reconfiguration in seconds: planning, compiling and moving the state."""
-    parts = [number_in(run, timed.fields, name) or 0.0 for name in ("plan_ms", "compile_ms", "move_ms")]
+    parts = [number_in(path, timed.fields, name) or 0.0 for name in ("plan_ms", "compile_ms", "move_ms")]
     return sum(parts) / 1000
 
 
-def _since_s(run: Run, timed: Timed) -> float:
+def _since_s(path: Path, timed: Timed) -> float:
     """Returns an event's start in seconds of running; a reconfiguration is recorded at its end."""
-    return max(0.0, timed.seconds - _reconfigure_s(run, timed)) if timed.name == "reconfigure" else timed.seconds
+    return max(0.0, timed.seconds - _reconfigure_s(path, timed)) if timed.name == "reconfigure" else timed.seconds
 
 
-def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
+def incidents_in(path: Path, timed: Timed) -> Iterator[Incident]:
+    """Yields the incidents that an event tells of.
+
+    Args:
+        path: directory of the run, for errors.
+        timed: event of the run.
+
+    Raises:
+        SettingError: the event is damaged.
+    """
     event = timed.fields
     at = (timed.seconds, int(event.get("step", 0)))
     failed, rejoined = names_in(event, "failed"), names_in(event, "rejoined")
     match timed.name:
         case "reconfigure":
             how = "prepared" if event.get("prepared") else "not prepared"
-            took_s: float | None = _reconfigure_s(run, timed)
-            at = (_since_s(run, timed), at[1])
+            took_s: float | None = _reconfigure_s(path, timed)
+            at = (_since_s(path, timed), at[1])
             if failed:
                 yield Incident("failure", *at, tuple(failed), f"the others continue, {how}", took_s)
                 took_s = None
@@ -311,18 +332,18 @@ def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
             if "cuts" in event:
                 yield Incident("recovery", *at, (), "blocks move among the survivors", took_s)
         case "process_died":
-            found_ms = 1000 * (number_in(run, event, "detection_s") or 0.0)
+            found_ms = 1000 * (number_in(path, event, "detection_s") or 0.0)
             text = f"died ({event.get('reason')}), found after {found_ms:.0f} ms"
             yield Incident("failure", *at, (str(event.get("process")),), text)
         case "recovery":
-            again = number_in(run, event, "rerun_steps") or 0
+            again = number_in(path, event, "rerun_steps") or 0
             text = f"the others continue after iteration {event.get('resumed_from')}, {again:g} run again"
-            yield Incident("recovery", *at, tuple(failed), text, number_in(run, event, "recovery_s"))
+            yield Incident("recovery", *at, tuple(failed), text, number_in(path, event, "recovery_s"))
         case "rejoin":
             who = tuple(names_in(event, "rejoined"))
-            yield Incident("return", *at, who, "rejoined", number_in(run, event, "rejoin_s"))
+            yield Incident("return", *at, who, "rejoined", number_in(path, event, "rejoin_s"))
         case "recut":
-            took_s = number_in(run, event, "recut_s")
+            took_s = number_in(path, event, "recut_s")
             yield Incident("recovery", *at, (), "blocks move among the survivors", took_s)
         case "restore":
             yield Incident("restore", *at, (), f"from the checkpoint of iteration {at[1]}")
@@ -332,8 +353,8 @@ def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
             yield Incident("restore", *at, (), f"restarting all processes: {event.get('reason')}")
         case "resume":
             yield Incident("resume", *at, (), f"continues after iteration {at[1]}")
-        case name if name in _STOPS:
-            yield Incident("stop", *at, (), _STOPS[name])
+        case name if name in STOPS:
+            yield Incident("stop", *at, (), STOPS[name])
 
 
 def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
@@ -346,7 +367,7 @@ def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
     if accounts:
         spent = {cause: sum(account.get(f"{cause}_s", 0.0) for account in accounts) for cause in _CAUSES}
         running_s = sum(account["total_s"] for account in accounts)
-        if len(accounts) < sum(timed.name in _BEGINNINGS for timed in history.events):
+        if len(accounts) < sum(timed.name in BEGINNINGS for timed in history.events):
             running_s = max(running_s, history.end_s)  # a supervisor that was killed did not record an account
         spent["other"] = max(0.0, running_s - sum(spent.values()))
         return spent
@@ -395,13 +416,13 @@ def _recorded(run: Run, history: History) -> dict[str, float]:
             changed_s, cause = 0.0, ""
             continue
         for timed in items:
-            if timed.name in _BEGINNINGS:
+            if timed.name in BEGINNINGS:
                 changed_s, cause = 0.0, "startup"
             elif timed.name == "reconfigure":
-                changed_s, cause = _reconfigure_s(run, timed), "reconfiguration"
+                changed_s, cause = _reconfigure_s(run.path, timed), "reconfiguration"
                 spent[cause] += changed_s
             elif timed.name == "checkpoint":
-                spent["saving"] += (number_in(run, timed.fields, "stall_ms") or 0.0) / 1000
+                spent["saving"] += (number_in(run.path, timed.fields, "stall_ms") or 0.0) / 1000
     spent["other"] = max(0.0, history.end_s - sum(spent.values()))
     return spent
 
@@ -439,21 +460,27 @@ def presences_of(run: Run, history: History) -> list[Uptime]:
             spans[name].append((start, seconds))
 
     for timed in history.events:
-        present = _present_after(timed, since.keys(), names)
+        present = present_after(timed, since.keys(), names)
         if present is None:
             continue
         # Members of an invocation leave at its end, not at the start of the next one.
         previous_end_s = history.spans[max(0, history.span_of(timed.seconds) - 1)].end_s
-        for name in [name for name in since if name not in present or timed.name in _BEGINNINGS]:
-            leave(name, min(timed.seconds, previous_end_s) if timed.name in _BEGINNINGS else _since_s(run, timed))
+        for name in [name for name in since if name not in present or timed.name in BEGINNINGS]:
+            leave(name, min(timed.seconds, previous_end_s) if timed.name in BEGINNINGS else _since_s(run.path, timed))
         since |= {name: timed.seconds for name in names if name in present and name not in since}
     for name in list(since):
         leave(name, history.end_s)
     return [Uptime(name, tuple(spans[name])) for name in names]
 
 
-def _present_after(timed: Timed, before: Any, names: list[str]) -> set[str] | None:
-    """Returns the names of all members after an event, or None if the event does not change them."""
+def present_after(timed: Timed, before: Collection[str], names: Collection[str]) -> set[str] | None:
+    """Returns the workers, ranks or processes that are present after an event, or None if it does not change them.
+
+    Args:
+        timed: event of a run.
+        before: names of those that were present before the event.
+        names: all names of the run, see ``names_of``.
+    """
     event = timed.fields
     failed = set(names_in(event, "failed"))
     match timed.name:
@@ -472,31 +499,41 @@ def _present_after(timed: Timed, before: Any, names: list[str]) -> set[str] | No
 
 def _all_names(run: Run, history: History) -> list[str]:
     """Returns all names that a run's events mention, in mesh order."""
-    names: dict[str, None] = {}
-    for timed in history.events:
-        if timed.name in _BEGINNINGS:
-            names |= dict.fromkeys(names_in(timed.fields, "processes") or _topology_names(run, timed.fields))
-    for timed in history.events:
-        if timed.name in ("reconfigure", "generation_live"):
-            names |= dict.fromkeys(names_in(timed.fields, "failed", "rejoined", "members"))
-    return sorted(names, key=_order)
+    return sorted({name for timed in history.events for name in names_of(run.path, timed)}, key=mesh_order)
 
 
-def _topology_names(run: Run, event: Mapping[str, Any]) -> list[str]:
+def names_of(path: Path, timed: Timed) -> list[str]:
+    """Returns the workers, ranks or processes of a run that an event names, in no order.
+
+    Args:
+        path: directory of the run, for errors.
+        timed: event of the run.
+
+    Raises:
+        SettingError: the event is damaged.
+    """
+    if timed.name in BEGINNINGS:
+        return names_in(timed.fields, "processes") or _topology_names(path, timed.fields)
+    if timed.name in ("reconfigure", "generation_live"):
+        return names_in(timed.fields, "failed", "rejoined", "members")
+    return []
+
+
+def _topology_names(path: Path, event: Mapping[str, Any]) -> list[str]:
     """Returns the workers' names, or the expert ranks' if there is a single pipeline."""
-    numbers = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
+    numbers = [number_in(path, event, name) for name in ("pipelines", "stages", "ranks")]
     counts = [count for count in numbers if count is not None]
     if len(counts) < len(numbers):
         return []
     if any(count < 1 or count != int(count) for count in counts) or math.prod(counts) > _MAX_PLACES:
-        raise SettingError(str(run.path / EVENTS), " x ".join(f"{count:g}" for count in counts), "is not a topology")
+        raise SettingError(str(path / EVENTS), " x ".join(f"{count:g}" for count in counts), "is not a topology")
     pipelines, stages, ranks = map(int, counts)
     if pipelines > 1:
         return list(map(worker_name, product(range(pipelines), range(stages))))
     return [f"0:{p} rank {r}" for p, r in product(range(stages), range(ranks))]
 
 
-def _order(name: str) -> tuple[list[int], str]:
-    """Returns a sort key that compares numbers within names by value."""
+def mesh_order(name: str) -> tuple[list[int], str]:
+    """Returns a sort key for names of workers, ranks or processes; numbers within a name are compared by value."""
     numbers = "".join(character if character.isdigit() else " " for character in name)
     return [int(number) for number in numbers.split()], name

@@ -82,25 +82,39 @@ _PAGE = """<!DOCTYPE html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; \
-script-src 'sha256-{digest}'">
+script-src {scripts}{connect}">
 <title>{title}</title>
 <style>{style}</style>
 </head>
 <body>
 {body}
 <script type="application/json" id="data">{data}</script>
-<script>{script}</script>
+<script>{script}</script>{more}
 </body>
 </html>
 """
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> None:
-    """Writes the page: a table and charts of all runs together, then a part on each run unless there are many.
+    """Writes the page that ``report_page`` makes.
+
+    Args:
+        runs: runs to show, at least one.
+        path: path of the file; its directory must exist.
+
+    Raises:
+        SettingError: a run's record is damaged.
+    """
+    replace_file(Path(path), report_page(runs).encode())
+
+
+def report_page(runs: Sequence[Run], server_script: str = "") -> str:
+    """Makes the page: a table and charts of all runs together, then a part on each run unless there are many.
 
     Args:
         runs: runs to show, at least one; each has the same color in every picture.
-        path: path of the file; its directory must exist.
+        server_script: script of a server that serves the page; it may send requests to that server. Empty for a page
+            that needs no server.
 
     Raises:
         SettingError: a run's record is damaged.
@@ -129,15 +143,21 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
         parts += _run(run, index, styles[index], sections)
     parts.append("</main>")
     script = "".join(_asset(name) for name in ("chart.js", "page.js", "maps.js"))
-    page = _PAGE.format(
+    return _PAGE.format(
         title=title,
         style=_style(),
         body="\n".join(parts),
         data=_page_data(runs, styles, charts, maps),
         script=script,
-        digest=b64encode(sha256(script.encode()).digest()).decode(),
+        scripts=" ".join(map(script_source, filter(None, (script, server_script)))),
+        connect="; connect-src 'self'" if server_script else "",
+        more=f"\n<script>{server_script}</script>" if server_script else "",
     )
-    replace_file(Path(path), page.encode())
+
+
+def script_source(script: str) -> str:
+    """Returns the expression with which a content security policy permits a script of a page."""
+    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 def _asset(name: str) -> str:

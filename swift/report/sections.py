@@ -181,7 +181,8 @@ def _oldest(coverage: Coverage | None, event: int) -> str:
 
 
 def _checkpoint_texts(run: Run, event: Mapping[str, Any], oldest: str) -> Sequence[str]:
-    numbers = [number_in(run, event, name) for name in ("experts_per_layer", "bytes", "stall_ms", "save_ms", "plt")]
+    names = ("experts_per_layer", "bytes", "stall_ms", "save_ms", "plt")
+    numbers = [number_in(run.path, event, name) for name in names]
     shows = ("{:g}".format, _megabytes, _milliseconds, _milliseconds, lambda plt: f"{100 * plt:.2f}")
     texts = ["-" if number is None else show(number) for number, show in zip(numbers, shows, strict=True)]
     return [texts[0], oldest, *texts[1:]]

@@ -201,7 +201,7 @@ def _make_lease(path: Path, owner: Owner) -> bool:
     return True
 
 
-def _read_leases(run_dir: Path) -> list[LeaseFile]:
+def read_leases(run_dir: Path) -> list[LeaseFile]:
     """Reads all lease files of a directory, the oldest first."""
     names = [path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for path in run_dir.glob(f"{_PREFIX}*{_SUFFIX}")]
     numbers = sorted(int(name) for name in names if name.isdecimal())
@@ -334,7 +334,7 @@ class Lease:
 
     def _successor(self) -> str:
         with suppress(OSError, SettingError):
-            owners = [lease.owner for lease in _read_leases(self._run_dir)]
+            owners = [lease.owner for lease in read_leases(self._run_dir)]
             for owner in reversed(owners):
                 if owner is not None:
                     return f"{owner} took it at {owner.since}"
@@ -376,7 +376,7 @@ def acquire_lease(
     owner, is_there = owner or this_process(), is_there or process_is_there
     watching, clock = clock or time.monotonic, clock or _clock
     for _ in range(_TRIES):
-        leases = _read_leases(run_dir)
+        leases = read_leases(run_dir)
         if not all(_is_dead(lease, owner.place, report, is_there, watching, sleep) for lease in leases):
             continue  # a lease has changed: look again
         if not _writers_have_ended(run_dir, leases, watching, sleep):
@@ -386,7 +386,7 @@ def acquire_lease(
             continue  # another process was quicker
         try:
             # Check again: an owner that was judged dead may have renewed its heartbeat, or another process taken over.
-            if {lease for lease in _read_leases(run_dir) if lease.path != path} <= set(leases):
+            if {lease for lease in read_leases(run_dir) if lease.path != path} <= set(leases):
                 for lease in leases:
                     lease.path.unlink(missing_ok=True)
                 return Lease(run_dir, path, owner, clock)
@@ -401,14 +401,14 @@ def acquire_lease(
 def remove_lease(run_dir: Path, owner: Owner) -> None:
     """Removes an owner's lease, if it has one; any thread may call this."""
     with suppress(OSError, SettingError):
-        for lease in _read_leases(run_dir):
+        for lease in read_leases(run_dir):
             if lease.content == owner.encode():
                 lease.path.unlink(missing_ok=True)
 
 
 def last_heartbeat(run_dir: Path) -> int | None:
     """Returns the time of a run directory's last heartbeat, in nanoseconds since 1970, or None if it has no owner."""
-    return max((lease.beat_ns for lease in _read_leases(run_dir)), default=None)
+    return max((lease.beat_ns for lease in read_leases(run_dir)), default=None)
 
 
 def living_owner(
@@ -427,10 +427,10 @@ def living_owner(
         SettingError: the directory cannot be read.
     """
     here, start_time, is_told = this_process().place, time.monotonic(), False
-    first = {lease.path: lease.beat_ns for lease in _read_leases(run_dir)} if run_dir.is_dir() else {}
+    first = {lease.path: lease.beat_ns for lease in read_leases(run_dir)} if run_dir.is_dir() else {}
     while first:
         watched_s = time.monotonic() - start_time
-        for lease in _read_leases(run_dir):
+        for lease in read_leases(run_dir):
             owner = lease.owner
             is_running = process_is_there(owner) if owner is not None and owner.place == here else None
             has_beaten = lease.beat_ns != first.get(lease.path, lease.beat_ns)
@@ -483,7 +483,7 @@ def _writers_have_ended(
     try:
         deadline = clock() + _WRITERS_S
         while not _locked(descriptor, fcntl.LOCK_SH):  # shared: several processes may wait at the same time
-            if _read_leases(run_dir) != leases:
+            if read_leases(run_dir) != leases:
                 return False
             if clock() > deadline:
                 raise _still_writing(run_dir)

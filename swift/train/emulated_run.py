@@ -283,6 +283,8 @@ class EmulatedWorkers(LiveWorkers):
 
         With several hosts, only the first traces, and only its own devices.
         """
+        from swift.train.trace_parts import trace_lines  # a run without a trace does not need it
+
         traced = self.options.profile if self.options.hosts.is_first else None
         path = self.record.directory.path / "profile"
         if traced and first == traced[0]:
@@ -292,7 +294,8 @@ class EmulatedWorkers(LiveWorkers):
         self.interrupt.hold()  # before the first window, there is nothing to save, and a signal ends the run at once
         if traced and last == traced[1]:
             jax.profiler.stop_trace()
-            self.record.progress.note(f"profiler trace of iterations {traced[0]}-{traced[1]} in {path}")
+            for line in trace_lines(path, traced, self.steps.program_texts()):
+                self.record.progress.note(line)
 
     def abortable(self) -> AbstractContextManager[None]:
         """Returns an empty context: emulated workers never wait for a peer."""

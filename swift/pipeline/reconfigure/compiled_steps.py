@@ -208,6 +208,10 @@ class Steps:
         """Whether the program of a kind is compiled."""
         return kind in self._compiled
 
+    def program_texts(self) -> list[str]:
+        """Returns the HLO texts of the programs that are compiled so far; a program without a text is left out."""
+        return [text for program in self._programs.values() if (text := program.as_text())]
+
     def memory(self, kind: StepKind) -> ProgramMemory | None:
         """Returns the ``ProgramMemory`` of a kind's program, compiling it on first use."""
         self.compiled(kind)
