@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swift.experts.optimizer import CustomOptimizer, CustomSchedule, OptimizerConfig, make_optimizer
     from swift.experts.reference import dropless_moe, reference_moe
     from swift.experts.routers import ExpertChoice, NoisyTopK, Sinkhorn, TopK
-    from swift.experts.routing import Number, Router, RouterTokens, Routing, TokenNoise, balance_loss
+    from swift.experts.routing import Number, Router, Routing
     from swift.experts.state_layouts import Decoupled, Layout
     from swift.experts.weight_exchange import collect, materialize, to_slices
 
@@ -31,7 +31,7 @@ _MODULES = {
     "swift.experts.optimizer": ["OptimizerConfig", "CustomOptimizer", "CustomSchedule", "make_optimizer"],
     "swift.experts.reference": ["dropless_moe", "reference_moe"],
     "swift.experts.routers": ["ExpertChoice", "NoisyTopK", "Sinkhorn", "TopK"],
-    "swift.experts.routing": ["Number", "Router", "RouterTokens", "Routing", "TokenNoise", "balance_loss"],
+    "swift.experts.routing": ["Number", "Router", "Routing"],
     "swift.experts.state_layouts": ["Decoupled", "Layout"],
 }
 __all__ = [
@@ -47,13 +47,10 @@ __all__ = [
     "OptimizerConfig",
     "RankCapacity",
     "Router",
-    "RouterTokens",
     "Routing",
     "Sinkhorn",
     "SlotCapacity",
-    "TokenNoise",
     "TopK",
-    "balance_loss",
     "collect",
     "dropless_moe",
     "expert_parallel_moe",

@@ -89,7 +89,7 @@ class TokenNoise:
 
 
 class RouterTokens(NamedTuple):
-    """What a router decides by: a rank's tokens of a micro-batch."""
+    """A rank's tokens of a micro-batch, as a router sees them."""
 
     logits_TX: jax.Array  # the tokens times the router's matrix, at least float32
     x_TD: jax.Array  # the tokens as the experts get them, in the compute dtype
