@@ -204,6 +204,11 @@ class Metrics(Sequence[dict[str, Any]]):
         return values_T
 
     @property
+    def names(self) -> list[str]:
+        """Names of the metrics that are numbers, in the order of their first step."""
+        return list(self._columns.numbers)
+
+    @property
     def last_step(self) -> int:
         """Last step that has a record; 0 if there are no records."""
         return int(self.steps_T[-1]) if len(self) else 0

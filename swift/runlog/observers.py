@@ -15,7 +15,7 @@ from tensorboardX.record_writer import register_writer_factory
 from tensorboardX.summary import scalar
 
 _GROUPS = {
-    "train": ("loss", "aux_loss", "validation_loss", "grad_norm", "learning_rate"),
+    "train": ("loss", "aux_loss", "validation_loss", "validation_bits_per_byte", "grad_norm", "learning_rate"),
     "speed": ("step_ms", "input_ms", "tokens_per_s", "mfu", "bubble_share", "period_ratio"),
     "experts": (
         *("tokens", "tokens_routed", "tokens_dropped", "tokens_overflowed"),
@@ -62,7 +62,7 @@ def grouped_scalars(record: Mapping[str, Any]) -> dict[str, float]:
     {'train/loss': 2.5, 'other/mine': 1.0}
     """
     return {
-        f"{_GROUP_OF.get(name, 'other')}/{name}": float(value)
+        f"{_GROUP_OF.get(name.partition('/')[0], 'other')}/{name}": float(value)
         for name, value in record.items()
         if name != "step" and isinstance(value, int | float)
     }
