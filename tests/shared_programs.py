@@ -21,6 +21,8 @@ NOT_COMPILED: dict[str, Any] = {
     "seed": 0,
     "eval_every": 0,
     "num_eval_batches": 1,
+    "patience": None,
+    "min_improvement": 0.0,
     "target_loss": None,
 }
 """Settings that no program depends on, but for the size of the vocabulary and the separator of documents."""

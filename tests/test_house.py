@@ -47,7 +47,10 @@ ANNEXES = {"generate", "evaluate", "doctor", "draw", "hub", "input", "pod_compil
 LOADED = {
     "swift.cli.main": (10, 1_400, set()),
     "swift.cli.train": (184, 23_200, set()),
-    "swift.cli.compare": (185, 23_400, set()),
+    "swift.cli.compare": (150, 17_400, set()),
+    "swift.cli.run_series": (185, 23_200, set()),
+    "swift.cli.run_processes": (164, 20_000, set()),
+    "swift.cli.compared_run": (190, 24_200, set()),
     "swift.cli.launch": (207, 26_700, set()),
     "swift.cli.child_entry": (75, 7_600, set()),
     "swift.elastic.worker.worker": (159, 19_600, set()),

@@ -18,6 +18,7 @@ class CheckpointConfig:
         every: iterations between checkpoints; the last iteration is saved too. 0 to save only when a run is stopped,
             for ``--resume``.
         num_kept: number of saved iterations to keep restorable; older ones are removed.
+        num_best: number of saved iterations with the lowest validation loss to keep restorable besides the newest.
         experts_per_layer: K, the number of experts in each layer that a checkpoint saves; the dense part is always
             saved completely. ``all`` for full checkpoints.
         selection: how experts are chosen: ``sequential`` takes them in turn, and ``load_aware`` takes the experts with
@@ -32,6 +33,7 @@ class CheckpointConfig:
 
     every: int = 100
     num_kept: int = 2
+    num_best: int = 0
     experts_per_layer: int | Literal["all"] = "all"
     selection: Literal["sequential", "load_aware"] = "sequential"
     plt_budget: float | None = None
@@ -41,6 +43,7 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         check_count("CheckpointConfig.every", self.every, least=0)
         check_count("CheckpointConfig.num_kept", self.num_kept, least=1)
+        check_count("CheckpointConfig.num_best", self.num_best, least=0)
         check_count("CheckpointConfig.snapshot_every", self.snapshot_every, least=0)
         for name in _EXPERTS:
             _check_experts_per_layer(f"CheckpointConfig.{name}", getattr(self, name))

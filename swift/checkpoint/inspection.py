@@ -214,4 +214,5 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
         "oldest_expert": min(steps, default=manifest.step),
         "plt": ledger.tally.plt,
         "faults": ledger.tally.num_faults,
+        "validation_loss": manifest.validation_loss,
     }

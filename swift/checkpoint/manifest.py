@@ -7,6 +7,7 @@ ledger, which determines what the next checkpoint saves. No data are used before
     step-00000040/manifest.json    written last: makes the iteration restorable
     step-00000040/arrays/          arrays saved at iteration 40, see swift.checkpoint.array_files
     step-00000020/arrays/          without a manifest: experts with one of their two newest copies from iteration 20
+    step-00000020/retired.json     its former manifest, if an older iteration is still restorable
     .step-00000060.tmp/            a save in progress, or an interrupted one
     .step-00000060.5f0c.hosts.tmp/ messages between hosts that save together, see swift.checkpoint.multi_host_save
     step-00000040.earlier/         a checkpoint while a new one of the same iteration replaces it
@@ -20,12 +21,14 @@ Legend: L MoE layers of the model, E expert classes, K classes of a layer that a
 
 import hashlib
 import json
+import math
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int
@@ -46,9 +49,13 @@ _SIZE = 16
 BLOCK, _READ = 1 << 26, 1 << 20
 """Number of bytes written or compared at a time, and bytes read at a time; progress is reported after each block."""
 MANIFEST, ARRAYS = "manifest.json", "arrays"
+VALIDATION = "validation"
+"""Name of the validation losses in ``Manifest.extra``."""
 _VERSION = 2
 _NUM_COPIES = 2
 """Number of an expert's copies that a manifest lists: the newest, and one to fall back to if the newest is damaged."""
+_RETIRED = "retired.json"
+"""Name of the manifest of a checkpoint that was removed while others need some of its experts."""
 _PREFIX, _EARLIER, _ASIDE = "step-", ".earlier", ".aside"
 
 Files = Mapping[str, str]
@@ -263,6 +270,13 @@ class Manifest:
         return sum(map(sum, self.bytes_per_rank))
 
     @property
+    def validation_loss(self) -> float | None:
+        """Validation loss after this iteration, in nats per token; None if it was not evaluated or is not finite."""
+        validation = self.extra.get(VALIDATION)
+        loss = validation.get("loss") if isinstance(validation, dict) and validation.get("step") == self.step else None
+        return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+
+    @property
     def is_full(self) -> bool:
         """Whether this checkpoint saved every expert."""
         return all(len(classes) == self.ledger.num_classes for classes in self.chosen)
@@ -391,10 +405,16 @@ def checkpoint_steps(directory: Path) -> list[int]:
 def committed_steps(directory: Path) -> list[int]:
     """Lists the restorable iterations and those whose manifest was lost, oldest first.
 
-    ``delete_old_checkpoints`` removes the oldest manifests first. An iteration without a manifest that is newer than
-    the oldest restorable one has therefore lost its manifest. If there are no manifests, all iterations have lost them.
+    ``delete_old_checkpoints`` removes the manifests that are older than all others that it keeps, and renames the rest.
+    An iteration without a manifest that is newer than the oldest restorable one and has no renamed manifest has
+    therefore lost it. If there are no manifests, all iterations have lost them.
     """
-    saved, restorable = _saved_steps(directory), checkpoint_steps(directory)
+    restorable = checkpoint_steps(directory)
+    saved = [
+        step
+        for step in _saved_steps(directory)
+        if step in restorable or not (checkpoint_path(directory, step) / _RETIRED).exists()
+    ]
     return [step for step in saved if not restorable or step >= restorable[0]]
 
 
@@ -479,23 +499,54 @@ def remove_archived(directory: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
-def delete_old_checkpoints(directory: Path, num_kept: int) -> None:
+def delete_old_checkpoints(directory: Path, num_kept: int, num_best: int = 0) -> None:
     """Removes the files that no kept checkpoint needs, or nothing if the manifest of a kept checkpoint is unreadable.
 
     Args:
         directory: directory of all checkpoints of a run.
         num_kept: number of checkpoints to keep, the newest ones.
+        num_best: number of checkpoints to keep besides these, or among them, with the lowest validation losses.
     """
     steps = checkpoint_steps(directory)
+    kept_steps = {*steps[-num_kept:], *best_steps(directory)[:num_best]} if num_best else {*steps[-num_kept:]}
     try:
-        manifests = [read_manifest(checkpoint_path(directory, step), "checkpoint") for step in steps[-num_kept:]]
+        manifests = [read_manifest(checkpoint_path(directory, step), "checkpoint") for step in sorted(kept_steps)]
     except SettingError:
         return  # it is unknown which files that checkpoint needs
-    for step in steps[:-num_kept]:  # manifests first, as a partly removed checkpoint must not look restorable
-        (checkpoint_path(directory, step) / MANIFEST).unlink()
+    for step in steps:  # manifests first, as a partly removed checkpoint must not look restorable
+        if step not in kept_steps:
+            path = checkpoint_path(directory, step)
+            if step < min(kept_steps):
+                (path / MANIFEST).unlink()
+            else:  # it must not look as if it had lost its manifest
+                (path / MANIFEST).rename(path / _RETIRED)
     needed = files_needed(manifests)
     for step in _saved_steps(directory):
         _keep_only(checkpoint_path(directory, step), needed.get(step, frozenset()))
+
+
+def best_steps(directory: Path) -> list[int]:
+    """Lists the restorable iterations that have a validation loss, the lowest loss first; of equal ones the oldest."""
+    loss_by_step = dict[int, float]()
+    for step in checkpoint_steps(directory):
+        with suppress(SettingError):  # damaged: its loss is unknown
+            loss = read_manifest(checkpoint_path(directory, step), "checkpoint").validation_loss
+            loss_by_step |= {} if loss is None else {step: loss}
+    return sorted(loss_by_step, key=lambda step: (loss_by_step[step], step))
+
+
+def step_named(directory: Path, step: int | Literal["best"] | None) -> int | None:
+    """Returns the iteration that ``--step`` names: ``best`` is the restorable one with the lowest validation loss.
+
+    Raises:
+        SettingError: no iteration has a validation loss.
+    """
+    if step != "best":
+        return step
+    steps = best_steps(directory)
+    if not steps:
+        raise SettingError("--step", "best", f"no checkpoint in {directory} has a validation loss: name an iteration")
+    return steps[0]
 
 
 def files_needed(manifests: list[Manifest]) -> dict[int, frozenset[str]]:
@@ -513,6 +564,7 @@ def _keep_only(path: Path, names: frozenset[str]) -> None:
     if not names:
         shutil.rmtree(path)
         return
+    names |= {_RETIRED}
     for below in sorted(path.rglob("*"), reverse=True):  # the content of a directory comes before the directory
         if below.is_dir():
             if not any(below.iterdir()):

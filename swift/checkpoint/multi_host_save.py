@@ -482,7 +482,7 @@ class HostSave:
         self.board.post("checked", contents.to_json())
 
     def commit(
-        self, ledger: Ledger, *, identity: Mapping[str, Any], extra: Mapping[str, Any], num_kept: int
+        self, ledger: Ledger, *, identity: Mapping[str, Any], extra: Mapping[str, Any], num_kept: int, num_best: int = 0
     ) -> tuple[Manifest, list[int]]:
         """Writes the manifest and renames the checkpoint to its final name, on the first host; see ``save_checkpoint``.
 
@@ -494,7 +494,7 @@ class HostSave:
             contents.adopt(self.board.read(host, "checked"))
         written = WrittenArrays(contents.files, self._common(), contents.dense, contents.units)
         step = self.save.step
-        options: dict[str, Any] = {"identity": identity, "extra": extra, "num_kept": num_kept}
+        options: dict[str, Any] = {"identity": identity, "extra": extra, "num_kept": num_kept, "num_best": num_best}
         return finish_save(self.directory, step, written, self.split, self.chosen_LK, ledger, **options), bytes_of_hosts
 
     def discard(self) -> None:

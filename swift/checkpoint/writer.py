@@ -62,6 +62,7 @@ def save_checkpoint(
     identity: Mapping[str, Any],
     extra: Mapping[str, Any],
     num_kept: int,
+    num_best: int = 0,
 ) -> Manifest:
     """Saves a snapshot, verifies the files against memory, then removes checkpoints that are no longer needed.
 
@@ -73,7 +74,8 @@ def save_checkpoint(
         ledger: ledger as of the snapshot; its copies must be older than ``step`` and still on the disk.
         identity: settings by name that a run must share to read the checkpoint, JSON-serializable.
         extra: other state, such as the loader's, JSON-serializable.
-        num_kept: number of checkpoints to keep.
+        num_kept: number of checkpoints to keep, the newest.
+        num_best: number of checkpoints to keep besides, those with the lowest validation loss.
 
     Returns:
         The checkpoint's manifest.
@@ -91,7 +93,7 @@ def save_checkpoint(
         files_by_array, common = _by_array(synced_digests(temporary), arrays)
         check_written(temporary, arrays, contents, files_by_array)
         written = WrittenArrays(files_by_array, common, contents, units)
-        options: dict[str, Any] = {"identity": identity, "extra": extra, "num_kept": num_kept}
+        options: dict[str, Any] = {"identity": identity, "extra": extra, "num_kept": num_kept, "num_best": num_best}
         return finish_save(directory, step, written, split, snapshot.chosen_LK, ledger, **options)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # frees the space on a full disk
@@ -109,6 +111,7 @@ def finish_save(
     identity: Mapping[str, Any],
     extra: Mapping[str, Any],
     num_kept: int,
+    num_best: int = 0,
 ) -> Manifest:
     """Writes the manifest of a save, renames its directory, and removes checkpoints that are no longer needed.
 
@@ -137,14 +140,14 @@ def finish_save(
     write_manifest(temporary, manifest)
     _sync_directories(temporary)
     commit_save(directory, step)
-    _remove_older(directory, step, num_kept)
+    _remove_older(directory, step, num_kept, num_best)
     return manifest
 
 
-def _remove_older(directory: Path, step: int, num_kept: int) -> None:
+def _remove_older(directory: Path, step: int, num_kept: int, num_best: int) -> None:
     """Removes checkpoints that are no longer needed; files that cannot be removed are retried after the next save."""
     with suppress(OSError):
-        delete_old_checkpoints(directory, num_kept)
+        delete_old_checkpoints(directory, num_kept, num_best)
         remove_archived(directory, step)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from swift.checkpoint.arrays import Verifier
 from swift.checkpoint.inspection import coverage, describe_restore, find_checkpoints, find_damage, overview
-from swift.checkpoint.manifest import checkpoint_path, read_manifest
+from swift.checkpoint.manifest import checkpoint_path, read_manifest, step_named
 from swift.errors import RunError, SettingError
 from swift.terminal_table import TerminalTable
 
@@ -19,7 +19,7 @@ def checkpoint(options: argparse.Namespace) -> None:
     """Runs ``swift checkpoint ACTION DIR``."""
     directory, step = find_checkpoints(options.dir)
     if options.action == "inspect":
-        _inspect(options, directory, step if options.step is None else options.step)
+        _inspect(options, directory, step if options.step is None else step_named(directory, options.step))
     elif options.action == "verify":
         _verify(options, directory, step)
     else:
@@ -61,13 +61,16 @@ def _verify(options: argparse.Namespace, directory: Path, step: int | None) -> N
 
 def _overview_parts(rows: list[dict[str, Any]]) -> Iterator[TerminalTable | str]:
     """Yields a table of the readable checkpoints, then one line for each checkpoint that cannot be read."""
-    table = TerminalTable(("step", "experts per layer", "MB", "oldest expert", "lost tokens", "faults"))
+    has_losses = any(row.get("validation_loss") is not None for row in rows)
+    headings = ("step", "experts per layer", "MB", "oldest expert", "lost tokens", "faults")
+    table = TerminalTable((*headings, *["validation loss"] * has_losses))
     for row in rows:
         if "error" not in row:
             experts = "all" if row["is_full"] else str(row["experts_per_layer"])
             megabytes, oldest = f"{row['bytes'] / 1e6:.2f}", f"step {row['oldest_expert']}"
             lost, faults = f"{100 * row['plt']:.2f} %", str(row["faults"])
-            table.add_row(str(row["step"]), experts, megabytes, oldest, lost, faults)
+            loss = "-" if row["validation_loss"] is None else f"{row['validation_loss']:.4f}"
+            table.add_row(str(row["step"]), experts, megabytes, oldest, lost, faults, *[loss] * has_losses)
     yield table
     yield from (f"step {row['step']} {row['error']}" for row in rows if "error" in row)
 

@@ -261,6 +261,12 @@ def _check(experiment: Experiment) -> None:
     for name, (is_wrong, allowed) in refused.items():
         if is_wrong:
             raise SettingError(f"Experiment.{name}", getattr(experiment, name), allowed)
+    for name, value, unset in (
+        ("Experiment.patience", experiment.patience, None),
+        ("CheckpointConfig.num_best", experiment.checkpoint.num_best, 0),
+    ):
+        if value != unset:
+            raise SettingError(name, value, f"must be {unset} with real processes: use swift train")
     if (memory := experiment.optimizer.memory) != "device":
         raise SettingError("OptimizerConfig.memory", memory, "must be 'device': processes hand states over from there")
 
@@ -354,7 +360,7 @@ def _launch(job: LaunchJob, run: TrainOptions, lease: Lease, storage: StorageLoc
     start = find_start(experiment, run)
     done = 0 if start is None else start.step
     if needs_summary(experiment, run, done):
-        return write_summary(experiment, run, lease, job.options.platform)
+        return write_summary(experiment, run, lease, job.options.platform, done)
     check_range(experiment, run, done, experiment.num_steps)
     # The checkpoint service loads the weights, and each process the data. Try both here, so that a mistake is reported
     # once, and before any process starts.

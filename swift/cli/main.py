@@ -30,11 +30,12 @@ _CLEAR = "\r\x1b[2K"
 
 _LONG = ("train", "compare", "launch", "evaluate")
 """Commands that need several seconds before they print anything."""
-_RESULT_IN_FILES = ("train", "compare", "launch", "import", "export")
+_RESULT_IN_FILES = ("train", "compare", "compared", "launch", "import", "export")
 """Commands that write their result to files, so that a closed stdout is not an error; others print it on stdout."""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _MODULES = {
     "compare": "swift.cli.compare",
+    "compared": "swift.cli.compared_run",
     "compile": "swift.cli.compile",
     "compiler": "swift.cli.compile",
     "place": "swift.cli.place",

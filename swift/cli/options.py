@@ -7,7 +7,7 @@ nothing large: a command's own module is imported when the command runs.
 import argparse
 from typing import Any
 
-from swift.cli.parser import OneLineParser, ShowVersion, path_of
+from swift.cli.parser import OneLineParser, ShowVersion, path_of, step_of
 
 HIDDEN = ("worker", "checkpoint-service", "compile-service")
 """Commands that ``launch`` uses to start its processes; users never see them."""
@@ -168,6 +168,14 @@ def _add_init_from(parser: argparse.ArgumentParser) -> None:
     _add_config(parser, "--init-config", "that run")
 
 
+def _add_step(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds ``--step``."""
+    best = "best: the one with the lowest validation loss"
+    parser.add_argument(
+        "--step", type=step_of, metavar="STEP", help=f"{what}; {best} (default: the newest that is sound)"
+    )
+
+
 def _add_evaluate(commands: Any) -> None:
     """Adds ``swift evaluate``."""
     evaluate = commands.add_parser("evaluate", help="ask models the questions of a file, and count the right answers")
@@ -178,7 +186,7 @@ def _add_evaluate(commands: Any) -> None:
         "--tasks", type=path_of, required=True, metavar="TASKS.jsonl", help="the questions, a JSON object on each line"
     )
     _add_config(evaluate, run="every DIR")
-    evaluate.add_argument("--step", type=int, help="of the runs' checkpoints (default: the newest that is sound)")
+    _add_step(evaluate, "of the runs' checkpoints")
     evaluate.add_argument(
         "--out", type=path_of, metavar="FILE", help="write all results to this file, and none into the directories"
     )
@@ -520,10 +528,47 @@ def _add_simulate(commands: Any) -> None:
     simulate.add_argument("--plot", type=path_of, metavar="FILE", help="draw goodput over time into this .svg or .png")
 
 
+def _add_compare(commands: Any) -> None:
+    """Adds ``swift compare``, and the hidden command ``compared`` that it starts for each run."""
+    compare = commands.add_parser("compare", help="run several experiments, or one with varied settings, and compare")
+    compare.add_argument("configs", type=path_of, nargs="+", metavar="CONFIG.gin")
+    _add_settings(compare)
+    compare.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,VALUE,...",
+        help="run with each of these values; several --vary: with each combination of their values",
+    )
+    compare.add_argument("--seeds", metavar="SEEDS", help="run with each of these seeds, such as 0-4 or 0,3,10-12")
+    compare.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="runs at a time, each in a process of its own (default: with --vary or --seeds, as many as have cores or "
+        "devices of their own; else the runs follow one another in one process)",
+    )
+    compare.add_argument(
+        "--task",
+        type=int,
+        metavar="I",
+        help="run only the run with this number, from 0, such as $SLURM_ARRAY_TASK_ID; it resumes if it has begun",
+    )
+    compare.add_argument(
+        "--resume", action="store_true", help="continue a comparison in --run-dir: what has ended is not run again"
+    )
+    _add_progress(compare)
+    _add_stopping(compare)
+    _add_hosts(compare)
+    _add_input_hosts(compare)
+    compared = commands.add_parser("compared")
+    compared.add_argument("arguments", nargs=argparse.REMAINDER)
+
+
 def command_line() -> argparse.ArgumentParser:
     """Returns the parser of all commands and their options."""
     parser = OneLineParser(prog="swift", description="Mixture-of-experts training that adapts to load and failures.")
-    parser.hidden, parser.instead = (*HIDDEN, "compiler"), _INSTEAD
+    parser.hidden, parser.instead = (*HIDDEN, "compiler", "compared"), _INSTEAD
     parser.add_argument("--version", action=ShowVersion, nargs=0, help="show the versions of Swift and JAX, and exit")
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -540,16 +585,7 @@ def command_line() -> argparse.ArgumentParser:
     _add_input_hosts(train)
     train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
 
-    compare = commands.add_parser("compare", help="run several experiments one after another and compare them")
-    compare.add_argument("configs", type=path_of, nargs="+", metavar="CONFIG.gin")
-    _add_settings(compare)
-    compare.add_argument(
-        "--resume", action="store_true", help="continue a comparison in --run-dir: what has ended is not run again"
-    )
-    _add_progress(compare)
-    _add_stopping(compare)
-    _add_hosts(compare)
-    _add_input_hosts(compare)
+    _add_compare(commands)
 
     launch = commands.add_parser("launch", help="run one experiment, a process for each worker, which may die")
     launch.add_argument("config", type=path_of, metavar="CONFIG.gin")
@@ -654,7 +690,7 @@ def command_line() -> argparse.ArgumentParser:
     export.add_argument("run_dir", type=path_of, metavar="RUN_DIR", help="with --format hf also a model directory")
     export.add_argument("--out", type=path_of, required=True, metavar="MODEL", help="the directory to make")
     _add_config(export)
-    export.add_argument("--step", type=int, help="of the checkpoint (default: the newest that is sound)")
+    _add_step(export, "of the checkpoint")
 
     export.add_argument(
         "--format",
@@ -708,7 +744,7 @@ def command_line() -> argparse.ArgumentParser:
         action.add_argument("dir", type=path_of, metavar="DIR", help="a run, all its checkpoints, or one of them")
         action.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
         if name == "inspect":
-            action.add_argument("--step", type=int, help="iteration of the checkpoint (default: the newest)")
+            _add_step(action, "iteration of the checkpoint")
 
     settings = commands.add_parser("settings", help="list every setting, with its type, default and meaning")
     settings.add_argument("name", nargs="?", metavar="NAME", help="such as OptimizerConfig, or Experiment.num_steps")

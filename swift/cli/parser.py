@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from swift import __version__
 from swift.errors import SettingError, printable
@@ -115,6 +115,16 @@ def path_of(text: str) -> Path:
         if error.errno == errno.ENAMETOOLONG:
             raise argparse.ArgumentTypeError(f"{text[:60]!r}... ({len(text):,} letters): {error.strerror}") from error
     return Path(text)
+
+
+def step_of(text: str) -> int | Literal["best"]:
+    """Converts an option's value to an iteration, or to ``best``."""
+    if text == "best":
+        return "best"
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be an iteration, or best") from error
 
 
 def with_suggestion(error: SettingError) -> str:

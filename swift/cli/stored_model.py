@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from swift.checkpoint.reader import RestorePlan
 from swift.config.experiment import Experiment
@@ -23,13 +24,14 @@ class StoredModel:
         path: directory of the run or the model.
         experiment: settings of the run or the model.
         is_run: whether ``path`` is a run directory.
-        asked_step: requested iteration of the checkpoint, or None for the newest intact one.
+        asked_step: requested iteration of the checkpoint, ``best`` for the one with the lowest validation loss, or None
+            for the newest intact one.
     """
 
     path: Path
     experiment: Experiment
     is_run: bool
-    asked_step: int | None
+    asked_step: int | Literal["best"] | None
 
     @cached_property
     def plan(self) -> RestorePlan | None:
@@ -60,14 +62,14 @@ class StoredModel:
         return load_weights(self.experiment, self.path, self.plan)
 
 
-def find_model(path: Path, setting: str, config: Path | None, step: int | None) -> StoredModel:
+def find_model(path: Path, setting: str, config: Path | None, step: int | Literal["best"] | None) -> StoredModel:
     """Finds a model and reads its settings.
 
     Args:
         path: directory of a run or a model.
         setting: name of the command-line argument that gave the path, for errors.
         config: gin file with the user's own classes, or None.
-        step: iteration of a run's checkpoint, or None for the newest intact one.
+        step: iteration of a run's checkpoint, or ``best``, or None for the newest intact one.
 
     Raises:
         SettingError: there is no model, or its settings are damaged.

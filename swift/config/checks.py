@@ -39,6 +39,7 @@ def check(experiment: Experiment) -> None:
     check_planner(experiment.planner, fails=None in lost_ranks)
     check_sharded(experiment.embedding, experiment.head, experiment.model, loses_ranks=bool(lost_ranks - {None}))
     check_snapshots(experiment.checkpoint, topology)
+    check_validations(settings)
     check_memory(experiment.optimizer.memory, experiment.ranks, chunks, experiment.adapt)
     if experiment.optimizer.layout == "coupled":
         check_coupled(settings)
@@ -58,6 +59,20 @@ def check_snapshots(checkpoint: CheckpointConfig, topology: Topology) -> None:
         raise SettingError(setting, every, "must be 0 with several pipelines, where peers have what is lost")
     if every and topology.num_expert_ranks == 1:
         raise SettingError(setting, every, "must be 0 with one expert rank: there is no other to keep its snapshot")
+
+
+def check_validations(settings: Mapping[str, Any]) -> None:
+    """Raises SettingError if settings need validation losses that the run does not compute."""
+    eval_every, checkpoint = settings["eval_every"], settings["checkpoint"]
+    if settings["patience"] is not None and not eval_every:
+        raise SettingError("Experiment.patience", settings["patience"], "needs a number as Experiment.eval_every")
+    if settings["min_improvement"] and settings["patience"] is None:
+        allowed = "would change nothing: it needs a number as Experiment.patience"
+        raise SettingError("Experiment.min_improvement", settings["min_improvement"], allowed)
+    if checkpoint.num_best and not (eval_every and checkpoint.every and checkpoint.every % eval_every == 0):
+        allowed = f"needs CheckpointConfig.every = {checkpoint.every} to be a multiple of Experiment.eval_every"
+        allowed += f" = {eval_every}, so that every checkpoint has a validation loss"
+        raise SettingError("CheckpointConfig.num_best", checkpoint.num_best, allowed)
 
 
 def check_coupled(settings: Mapping[str, Any]) -> None:

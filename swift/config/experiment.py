@@ -81,6 +81,9 @@ class Experiment:
             number of ranks, some ranks compute on padding.
         eval_every: iterations between evaluations on the validation split; 0: no evaluations.
         num_eval_batches: batches of an evaluation, always the first ones of the split.
+        patience: evaluations in a row without an improvement after which the run stops, with a checkpoint; None: it
+            runs to its end.
+        min_improvement: nats per token by which the validation loss must fall to count as an improvement.
         checkpoint: settings of checkpoints and snapshots.
         target_loss: training loss, in nats per token; the summary counts the iterations to reach it. None: not counted.
         observers: your own observers of the run, such as ``(@my_code.Hottest(),)``: dataclasses that inherit from
@@ -115,6 +118,8 @@ class Experiment:
     sequences_per_microbatch: int = 16
     eval_every: int = 100
     num_eval_batches: int = 8
+    patience: int | None = None
+    min_improvement: float = 0.0
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     target_loss: float | None = None
     observers: tuple[object, ...] = ()
@@ -139,6 +144,9 @@ class Experiment:
         elif self.target_loss is not None:
             raise SettingError("Experiment.target_loss", self.target_loss, "must be a number or None")
         check_count("Experiment.eval_every", self.eval_every, least=0)
+        check_number("Experiment.min_improvement", self.min_improvement, least=0)
+        if self.patience is not None:
+            check_count("Experiment.patience", self.patience, least=1)
         check_seed("Experiment.seed", self.seed)
         object.__setattr__(self, "optimizer", with_warmup(self.optimizer, self.num_steps))
 

@@ -1,6 +1,7 @@
 """Data settings, and the split of documents into training and validation."""
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -25,14 +26,16 @@ class Mixture:
         sources: texts, token files and pipelines.
         weights: weight of each source, above 0. A source's share of the sequences is its weight divided by the sum of
             the weights. Every batch (with ``DataConfig.locality``, every stretch of 64 batches) has these shares as
-            closely as whole sequences allow. Validation ignores the weights and reads the sources one after another.
+            closely as whole sequences allow. Validation evaluates each source, and weights their losses the same.
+        names: name of each source in the record, such as ``web``; None for numbers from 0.
 
     Raises:
-        SettingError: a source has no weight above 0, or is a stream or a mixture.
+        SettingError: a source has no weight above 0, is a stream or a mixture, or has no name of its own.
     """
 
     sources: tuple[TextSource | TokenFile | Pipeline, ...]
     weights: tuple[float, ...]
+    names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("sources", "weights"):
@@ -48,6 +51,17 @@ class Mixture:
                 raise SettingError(
                     "Mixture.weights", self.weights, "must be numbers above 0: leave out a source without one"
                 )
+        if self.names is not None:
+            object.__setattr__(self, "names", tuple(self.names))
+            are_words = all(isinstance(name, str) and re.fullmatch(r"[\w.-]{1,40}", name) for name in self.names)
+            if not (are_words and len(set(self.names)) == len(self.names) == len(self.sources)):
+                allowed = f"must be {len(self.sources)} different names of letters, digits, '_', '.' and '-'"
+                raise SettingError("Mixture.names", self.names, allowed)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Name of each source in the record."""
+        return self.names or tuple(map(str, range(len(self.sources))))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Training and validation batches by iteration number: Grain shuffles, repeats and batches the windows of a split."""
 
+import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, NamedTuple, Self, get_args
 
 import grain
 import numpy as np
@@ -14,13 +15,27 @@ from swift.data.config import DataConfig, Mixture, Split
 from swift.data.index import corpus_streams
 from swift.data.sources import DataError, TokenFile, TokenOutOfRange
 from swift.data.stream import SequentialStream, TokenStream
-from swift.data.tokenizer import Tokenizer
+from swift.data.tokenizer import Tokenizer, text_bytes
 from swift.data.windows import Batch, JoinedWindows, Windows, count_windows, training_order
 from swift.errors import SettingError, check_count
 
 _STATE_VERSION = 1
 _ADDED: dict[str, Any] = {"locality": 0.0}
 """Default values of settings that states saved by older versions lack."""
+
+
+class SourceBatches(NamedTuple):
+    """The batches of a source in a pass over the validation split.
+
+    Attributes:
+        name: name of the source; empty if the data are no mixture.
+        weight: weight of the source.
+        batches: numbers of its batches.
+    """
+
+    name: str
+    weight: float
+    batches: range
 
 
 class Loader(Iterator[Batch]):
@@ -44,6 +59,9 @@ class Loader(Iterator[Batch]):
         corpus: index of the corpus, see ``find_index``; None to read the corpus here.
         num_kept: number of the most recent batches of a ``StreamSource`` to keep in memory.
         draws_keys: whether batches have random keys, which follow from the seed, the iteration and the sequence.
+
+    Attributes:
+        parts: batches of each source in a pass over the validation split.
 
     Raises:
         SettingError: the source cannot be read, a split has no document or no full window of T + 1 tokens, or a
@@ -88,13 +106,17 @@ class Loader(Iterator[Batch]):
         self._tokens_per_batch = num_sequences * sequence_length
         if self._sequential is not None:
             self._sequential.keep(num_kept * self._tokens_per_batch + 1)  # one more for the label of the last input
+        if split == "validation":  # the batches of a source have no windows of another one
+            num_batches = [-(-count // num_sequences) for count in counts]
+            counts = [number * num_sequences for number in num_batches]
+            self._num_batches_per_epoch = sum(num_batches)
         parts = [Windows(stream, sequence_length, count) for stream, count in zip(streams, counts, strict=True)]
         if self._sequential is not None:  # the stream is endless and cannot be shuffled
             endless = grain.MapDataset.source(parts[0])
         elif split == "train":
             endless = training_order(config, parts, seed, num_sequences)
         else:
-            filled = JoinedWindows(parts, self._num_batches_per_epoch * num_sequences)
+            filled = JoinedWindows(parts, sum(counts))
             endless = grain.MapDataset.source(filled).repeat()
         # An endless dataset has no remainder to drop, but without ``drop_remainder`` Grain's length overflows for
         # batches of one.
@@ -112,6 +134,18 @@ class Loader(Iterator[Batch]):
             "locality": float(config.locality) if split == "train" else 0.0,
         } | identity
         self._file = streams[0].file if len(streams) == 1 else None
+        ends = list(itertools.accumulate((-(-count // num_sequences) for count in counts), initial=0))
+        mixed = config.source if isinstance(config.source, Mixture) else None
+        self.parts = tuple(
+            SourceBatches("" if mixed is None else label, weight, range(first, end))
+            for label, weight, (first, end) in zip(
+                [""] if mixed is None else mixed.labels,
+                [1.0] if mixed is None else mixed.weights,
+                itertools.pairwise(ends),
+                strict=True,
+            )
+        )
+        self._text_bytes, self._num_bytes = _text_bytes(config), dict[int, int]()
 
     @property
     def vocab_size(self) -> int:
@@ -151,6 +185,19 @@ class Loader(Iterator[Batch]):
         inputs, labels, valid = (np.stack(leaf) for leaf in zip(*(window[:3] for window in windows), strict=True))
         batch = Batch(inputs, labels, valid).map(lambda leaf: leaf.reshape(*is_read.shape, -1))
         return batch._replace(keys=self._keys(step))
+
+    def num_bytes(self, step: int) -> int | None:
+        """Counts the bytes of text in the labels of a batch; None if the bytes of a token are unknown.
+
+        Raises:
+            DataError: see ``batch``.
+        """
+        if self._text_bytes is None:
+            return None
+        if step not in self._num_bytes:  # a run evaluates the same batches again and again
+            batch = self.batch(step)
+            self._num_bytes[step] = int(self._text_bytes[batch.labels[batch.valid]].sum())
+        return self._num_bytes[step]
 
     def microbatch(self, step: int, index: int) -> Batch:
         """Loads micro-batch ``index`` of ``batch(step)`` without the others: arrays [B, T]."""
@@ -211,6 +258,16 @@ class Loader(Iterator[Batch]):
             f"{source.path} has been written to since the checkpoint: it has as many tokens, and a "
             "sample of them is the same; the rest was not compared"
         ]
+
+
+def _text_bytes(config: DataConfig) -> np.ndarray | None:
+    """Returns the bytes of text of each token, see ``text_bytes``; None if some token may be of another tokenizer."""
+    sizes = text_bytes(config.tokenizer)
+    if sizes is None or len(sizes) < config.vocab_size:
+        return None
+    ends = {part.source.end_of_document for part in config.components if isinstance(part.source, TokenFile)}
+    sizes[[token for token in ends if token is not None]] = 0
+    return sizes
 
 
 def _identity_of(config: DataConfig, streams: Sequence[TokenStream | SequentialStream]) -> dict[str, Any]:

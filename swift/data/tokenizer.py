@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import json
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -111,6 +112,20 @@ class TokenizerFile:
         """Serializes the tokenizer to JSON in the library's format."""
         return self._tokenizer.to_str()
 
+    def text_bytes(self) -> np.ndarray | None:
+        """Counts the bytes of text that each token stands for, see the function ``text_bytes``."""
+        facts = json.loads(self.to_json())
+        decoder = facts.get("decoder") or {}
+        if not any(part.get("type") == "ByteLevel" for part in (decoder, *decoder.get("decoders", ()))):
+            return None
+        # In the vocabulary of a byte-level tokenizer, each letter stands for a byte.
+        lengths = {token: len(text) for text, token in self._tokenizer.get_vocab(with_added_tokens=False).items()}
+        for added in facts.get("added_tokens", ()):
+            lengths[added["id"]] = 0 if added["special"] else len(added["content"].encode())
+        sizes = np.zeros(self.vocab_size, np.int64)
+        sizes[list(lengths)] = list(lengths.values())
+        return sizes
+
     def digest(self) -> str:
         """Returns a digest of everything that determines a text's tokens: the file and the library's version."""
         tokenizer = self._tokenizer
@@ -143,6 +158,17 @@ class TokenizerFile:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
+
+
+def text_bytes(tokenizer: Tokenizer) -> np.ndarray | None:
+    """Counts the UTF-8 bytes of text that each token stands for, int64[vocab_size]; None if they are unknown.
+
+    Special tokens, such as the separator, stand for no text. The bytes are known of ``ByteTokenizer`` and of byte-level
+    tokenizers; any other tokenizer may drop or merge spaces.
+    """
+    if type(tokenizer) is ByteTokenizer:  # a subclass may encode otherwise
+        return np.array([0] + [1] * (tokenizer.vocab_size - 1))
+    return tokenizer.text_bytes() if isinstance(tokenizer, TokenizerFile) else None
 
 
 def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from swift.checkpoint.manifest import committed_steps
+from swift.checkpoint.manifest import committed_steps, step_named
 from swift.checkpoint.reader import RestorePlan, plan_restore
 from swift.checkpoint.units import by_name
 from swift.config.experiment import Experiment
@@ -139,7 +139,9 @@ def _tensors(
         yield location.name, np.ascontiguousarray(location.part_of(arrays[location.parameter]), dtype=kind)
 
 
-def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> RestorePlan:
+def export_model(
+    experiment: Experiment, run_dir: Path, out: Path, step: int | Literal["best"] | None = None
+) -> RestorePlan:
     """Writes the master weights of a run's checkpoint as one plain array per parameter, such as ``head.0.out.kernel``.
 
     The run's configuration is copied as well.
@@ -148,7 +150,7 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
         experiment: settings of the run.
         run_dir: run directory.
         out: directory to create.
-        step: iteration of the checkpoint; None for the newest intact one.
+        step: iteration of the checkpoint, or ``best``; None for the newest intact one.
 
     Returns:
         The plan by which the weights were read; with partial checkpoints, some experts are from older iterations.
@@ -166,18 +168,18 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     return plan
 
 
-def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> RestorePlan:
+def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | Literal["best"] | None) -> RestorePlan:
     """Finds and verifies the checkpoint to export.
 
     Args:
         experiment: settings of the run.
         run_dir: run directory.
-        step: iteration of the checkpoint; None for the newest intact one.
+        step: iteration of the checkpoint, or ``best`` for the lowest validation loss; None for the newest intact one.
 
     Raises:
         SettingError: there is no such checkpoint, or it is damaged.
     """
-    steps = committed_steps(run_dir / "checkpoints")
+    steps, step = committed_steps(run_dir / "checkpoints"), step_named(run_dir / "checkpoints", step)
     if not steps:
         raise SettingError("RUN_DIR", str(run_dir), "holds no checkpoint to export")
     if step is not None and step not in steps:

@@ -6,7 +6,7 @@ group; the charts and a second table show its mean and range.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -19,7 +19,7 @@ from swift.errors import SettingError, printable
 from swift.report.history import history_of, incidents_of
 from swift.report.parts import Picture, Table
 from swift.runlog.files import ROUTER_PREFIX
-from swift.runlog.reading import Run, measure, scalars, settings_in
+from swift.runlog.reading import Run, measure, newest, scalars, settings_in
 from swift.terminal_table import TerminalTable
 
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -33,13 +33,17 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 """Columns of a comparison by key: heading, and a function that formats a value."""
 
+_MEASURES = tuple(key for key in COLUMNS if key not in ("name", "placement"))
 _SEED = "Experiment.seed"
+_BITS = "validation_bits_per_byte"
+_AS_BITS = "validation_loss", _BITS
+_NAMED_SEED = re.compile(r",seed=\d+$")
 _HISTORY = ("init_from", "settings_changed")
 """Events that make a run differ from its settings; all runs of a group must have the same ones."""
 NOTE = (
-    "n runs that differ in their seed alone: their mean, and in brackets the smallest and the largest value. In the "
-    "charts the mean is a line or a ring, and its band or bar extends from the smallest to the largest; lines are "
-    "smoothed before they are compared."
+    "n runs that differ in their seed alone: their mean \N{PLUS-MINUS SIGN} their sample standard deviation, and in "
+    "brackets the smallest and the largest value. In the charts the mean is a line or a ring, and its band or bar "
+    "extends from the smallest to the largest; lines are smoothed before they are compared."
 )
 
 
@@ -109,9 +113,27 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def validation_table(runs: Sequence[Run]) -> Table | None:
+    """Builds a table of the newest and the lowest validation loss of each run, and of each source of a mixture.
+
+    Returns:
+        The table; None if no run has more than its validation loss, which ``comparison_rows`` has.
+    """
+    rows = []
+    for run, label in zip(runs, run_labels(runs), strict=True):
+        losses = [name for name in run.metrics.names if name.partition("/")[0] == "validation_loss"]
+        for name in losses if len(losses) > 1 or _BITS in run.metrics.names else ():
+            losses_T, source = scalars(run, name), name.partition("/")[2]
+            lowest = min(losses_T[np.isfinite(losses_T)], default=None)
+            values = (newest(losses_T), lowest, newest(scalars(run, name.replace(*_AS_BITS))))
+            rows.append([label, source or "all", *("-" if value is None else f"{value:.4f}" for value in values)])
+    headings = ["run", "validation data", "newest loss (nats per token)", "lowest loss", "newest bits per byte"]
+    return Table(headings, rows, num_text=2) if rows else None
+
+
 @dataclass(frozen=True)
 class SeedGroup:
-    """Several runs of equal length and settings that differ only in their seed.
+    """Several runs of equal length, or that stopped early, and settings that differ only in their seed.
 
     Attributes:
         name: names of the first and the last run; unique among the groups of a report.
@@ -137,7 +159,7 @@ def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
         if seed and len(run.metrics):
             # Events are compared without their times, which differ even between runs with the same history.
             history = [{**event, "time": None} for event in run.events if event.get("event") in _HISTORY]
-            key = (frozenset(settings.values()), run.metrics.last_step, repr(history))
+            key = (frozenset(settings.values()), _length(run), repr(history))
             runs_by_key.setdefault(key, {}).setdefault(seed, index)
     groups = [group for group in runs_by_key.values() if len(group) > 1]
     names = [_name([runs[index] for index in group.values()]) for group in groups]
@@ -151,34 +173,94 @@ def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
     ]
 
 
+def _length(run: Run) -> int:
+    """Returns the last step of a run, or the last that it would have had if it has stopped early."""
+    summary = run.summary or {}
+    return summary.get("num_steps", 0) if "stopped_early" in summary else run.metrics.last_step
+
+
 def _name(runs: Sequence[Run]) -> str:
+    """Returns the name that the runs of a sweep share without their seeds, or else the first and the last name."""
     first, last = runs[0].name, runs[-1].name
+    shared = {_NAMED_SEED.sub("", run.name) for run in runs}
+    if len(shared) == 1:
+        return shared.pop()
     return first if first == last else f"{first} \N{HORIZONTAL ELLIPSIS} {last}"
 
 
-def seeds_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> Table:
-    """Builds a table with one row per group: number of runs, their seeds, and each measure's mean and range.
+@dataclass(frozen=True)
+class Spread:
+    """A measure of the runs in a seed group.
+
+    Attributes:
+        mean: mean of the runs that have the measure.
+        deviation: their sample standard deviation; None for a single run.
+        least: smallest value.
+        most: largest value.
+        count: number of runs that have the measure.
+    """
+
+    mean: float
+    deviation: float | None
+    least: float
+    most: float
+    count: int
+
+
+def seed_rows(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
+    """Collects each group's values: ``name``, ``placement``, ``n``, ``seeds``, and a ``Spread`` or None per measure.
 
     Raises:
         SettingError: a run's metrics are damaged.
     """
-    measures = [key for key in COLUMNS if key not in ("name", "placement")]
     measured, rows = comparison_rows(runs), []
     for group in groups:
-        numbers = [[measured[index][key] for index in group.members] for key in measures]
-        cells = [_cell(key, values) for key, values in zip(measures, numbers, strict=True)]
-        rows.append([group.name, str(len(group.members)), ", ".join(group.seeds), *cells])
-    return Table(["runs", "n", "seeds", *(COLUMNS[key][0] for key in measures)], rows, num_text=1)
+        first = measured[group.members[0]]
+        facts = {"name": group.name, "placement": first["placement"], "n": len(group.members), "seeds": group.seeds}
+        rows.append(facts | {key: _spread([measured[index][key] for index in group.members]) for key in _MEASURES})
+    return rows
 
 
-def _cell(key: str, values: Sequence[float | None]) -> str:
-    """Formats a measure's mean and range and, if some runs have no value, the number of runs that have one."""
+def _spread(values: Sequence[float | None]) -> Spread | None:
     known = [value for value in values if value is not None]
     if not known:
+        return None
+    mean, low, high = (_like(known[0], float(number)) for number in mean_and_range(np.array(known)))
+    return Spread(mean, float(np.std(known, ddof=1)) if len(known) > 1 else None, low, high, len(known))
+
+
+def seeds_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> Table:
+    """Builds a table with one row per group: number of runs, their seeds, and each measure's mean and spread.
+
+    Raises:
+        SettingError: a run's metrics are damaged.
+    """
+    rows = [
+        [row["name"], str(row["n"]), ", ".join(row["seeds"]), *(_cell(key, row, has_range=True) for key in _MEASURES)]
+        for row in seed_rows(runs, groups)
+    ]
+    return Table(["runs", "n", "seeds", *(COLUMNS[key][0] for key in _MEASURES)], rows, num_text=1)
+
+
+def seeds_terminal_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> TerminalTable:
+    """Builds a terminal table with one row per group, and ``mean +- standard deviation`` of each measure."""
+    keys = [key for key in _MEASURES if any(row[key] is not None for row in seed_rows(runs, groups))]
+    table = TerminalTable(["runs", "n", *(COLUMNS[key][0] for key in keys)], texts=("runs",))
+    for row in seed_rows(runs, groups):
+        cells = (_cell(key, row, has_range=False).replace("\N{PLUS-MINUS SIGN}", "+-") for key in keys)
+        table.add_row(row["name"], str(row["n"]), *cells)
+    return table
+
+
+def _cell(key: str, row: Mapping[str, Any], *, has_range: bool) -> str:
+    """Formats a measure's mean and spread and, if some runs have no value, the number of runs that have one."""
+    spread, show = row[key], COLUMNS[key][1]
+    if spread is None:
         return "-"
-    mean, low, high = (COLUMNS[key][1](_like(known[0], float(number))) for number in mean_and_range(np.array(known)))
-    few = f"; {len(known)} of {len(values)}" if len(known) < len(values) else ""
-    return f"{mean} ({low} to {high}{few})"
+    more = [f"{show(spread.least)} to {show(spread.most)}"] * has_range
+    more += [f"{spread.count} of {row['n']}"] * (spread.count < row["n"])
+    deviation = "" if spread.deviation is None else f" \N{PLUS-MINUS SIGN} {show(_like(spread.mean, spread.deviation))}"
+    return f"{show(spread.mean)}{deviation}" + (f" ({'; '.join(more)})" if more else "")
 
 
 def _like(example: float, value: float) -> float:

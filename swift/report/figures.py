@@ -18,7 +18,7 @@ from swift.draw.charts import (
     shares,
 )
 from swift.files import replace_file
-from swift.report.compare import pictures_together, run_labels
+from swift.report.compare import pictures_together, run_labels, validation_table
 from swift.report.history import history_of, time_by_cause
 from swift.report.parts import Picture, Section, Table, seconds_text
 from swift.report.sections import answers_section, answers_together, coverage_section, plans_section, timeline_section
@@ -37,7 +37,8 @@ def sections_of_all(runs: Sequence[Run]) -> list[Section]:
     Raises:
         SettingError: a run's record is damaged.
     """
-    together = Section("", list(pictures_together(runs)))
+    validations = validation_table(runs)
+    together = Section("", list(pictures_together(runs)), [] if validations is None else [validations])
     return [together, _spending_section(runs), *answers_together(runs, run_labels(runs))]
 
 

@@ -206,6 +206,11 @@ class Metrics(Sequence[dict[str, Any]]):
         return values_T
 
     @property
+    def names(self) -> list[str]:
+        """Names of the metrics that are numbers, in the order of their first step."""
+        return list(self._columns.numbers)
+
+    @property
     def router_numbers(self) -> list[str]:
         """Names of the router's own numbers, as means over the layers."""
         names = (name for name in self._columns.numbers if name.startswith(ROUTER_PREFIX))

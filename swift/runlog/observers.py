@@ -20,7 +20,7 @@ from swift.runlog.expert_counts import KINDS
 from swift.runlog.files import ROUTER_PREFIX
 
 _GROUPS = {
-    "train": ("loss", "aux_loss", "validation_loss", "grad_norm", "learning_rate"),
+    "train": ("loss", "aux_loss", "validation_loss", "validation_bits_per_byte", "grad_norm", "learning_rate"),
     "speed": ("step_ms", "input_ms", "tokens_per_s", "mfu", "bubble_share", "period_ratio"),
     "experts": (
         *("tokens", "tokens_routed", "tokens_dropped", "tokens_overflowed"),
@@ -73,7 +73,7 @@ def grouped_scalars(record: Mapping[str, Any]) -> dict[str, float]:
 def _tag(name: str) -> str:
     if name.startswith(ROUTER_PREFIX):
         return f"router/{name.removeprefix(ROUTER_PREFIX)}"
-    return f"{_GROUP_OF.get(name, 'other')}/{name}"
+    return f"{_GROUP_OF.get(name.partition('/')[0], 'other')}/{name}"
 
 
 def count_histograms(record: Mapping[str, Any]) -> Iterator[Summary]:

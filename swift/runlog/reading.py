@@ -55,7 +55,7 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
             damage and is skipped: the run died while it wrote the line, or is still writing it.
     """
     path = Path(path)
-    config_text, summary = _read_config(path, setting), _read_summary(path / SUMMARY)
+    config_text, summary = _read_config(path, setting), read_summary(path)
     name = printable(str((summary or {}).get("name") or path.resolve().name))
     return Run(path, name, config_text, read_metrics(path), read_events(path), summary)
 
@@ -166,7 +166,9 @@ def _read_config(path: Path, setting: str) -> str:
         raise SettingError(str(path / CONFIG), f"byte {error.start}", "is damaged: not UTF-8 text") from error
 
 
-def _read_summary(path: Path) -> dict[str, Any] | None:
+def read_summary(run_dir: Path) -> dict[str, Any] | None:
+    """Reads the summary of a run; None if the run has not reached its end. Raises SettingError if it is damaged."""
+    path = run_dir / SUMMARY
     if not path.exists():
         return None
     summary = parse_object(path.read_bytes())
@@ -187,15 +189,14 @@ def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
         steps, in nats per token. ``dropped_percent`` is the percentage of all routed tokens that were dropped.
         ``steps_to_target`` is the step at which the loss reaches the target, see :func:`steps_to_target`.
         ``median_step_ms`` excludes the first 3 steps, which compile. ``discarded_percent`` is the percentage of steps
-        whose window was run again step by step. ``validation_loss`` is the most recent one.
+        whose window was run again step by step. ``validation_loss`` and ``validation_bits_per_byte`` are the newest.
 
     Raises:
         SettingError: the metrics are damaged.
     """
-    losses_T, validation_T, step_ms_T = (scalars(run, name) for name in ("loss", "validation_loss", "step_ms"))
+    losses_T, step_ms_T = (scalars(run, name) for name in ("loss", "step_ms"))
     dropped, routed = (np.nansum(scalars(run, name)) for name in ("tokens_dropped", "tokens_routed"))
     num_to_target = steps_to_target(losses_T, target_loss)
-    validation_T = validation_T[np.isfinite(validation_T)]
     discarded_T = scalars(run, "was_discarded")
     discarded_T = discarded_T[np.isfinite(discarded_T)]
     return {
@@ -204,8 +205,14 @@ def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
         "steps_to_target": int(run.metrics.steps_T[num_to_target - 1]) if num_to_target else None,
         "median_step_ms": _median(step_ms_T[_NUM_COMPILING_STEPS:]),
         "discarded_percent": _finite(100 * np.mean(discarded_T)) if discarded_T.size else None,
-        "validation_loss": float(validation_T[-1]) if validation_T.size else None,
+        **{name: newest(scalars(run, name)) for name in ("validation_loss", "validation_bits_per_byte")},
     }
+
+
+def newest(values_T: np.ndarray) -> float | None:
+    """Returns the last finite value; None if there is none."""
+    values = values_T[np.isfinite(values_T)]
+    return float(values[-1]) if values.size else None
 
 
 def steps_to_target(losses_T: np.ndarray, target_loss: float | None) -> int | None:

@@ -35,7 +35,7 @@ from swift.checkpoint import saver
 from swift.checkpoint.array_files import write_arrays
 from swift.checkpoint.arrays import is_finite, is_model_array
 from swift.checkpoint.inspection import restore_facts, save_facts
-from swift.checkpoint.manifest import Ledger, Manifest, archive_newer, checkpoint_path
+from swift.checkpoint.manifest import VALIDATION, Ledger, Manifest, archive_newer, checkpoint_path
 from swift.checkpoint.multi_host_save import HostFailed, HostSave, HostShard, InvalidState, Save
 from swift.checkpoint.peer_snapshots import PeerSnapshots
 from swift.checkpoint.reader import RestorePlan, record_restore
@@ -53,6 +53,7 @@ from swift.runlog.lease import writes_checkpoints
 from swift.runlog.run_directory import RunDirectory, sync_record
 from swift.tasks import one_thread
 from swift.train.hosts import SINGLE_HOST, Hosts
+from swift.train.records import Validations
 from swift.train.saved_state import (
     extra_of,
     first_ledger,
@@ -86,6 +87,7 @@ class Checkpointer:
     Attributes:
         ledger: ledger of token updates, with all iterations counted so far.
         newest: iteration of the newest checkpoint, or None if there is none.
+        validations: validation losses so far, which each checkpoint records.
         is_spoilt: whether the last state could not be saved because its values were not finite.
     """
 
@@ -105,6 +107,9 @@ class Checkpointer:
         self._saving: Future[Manifest | None] | None = None
         self.is_spoilt = False
         self.newest = None if start is None else start.step
+        self.validations = Validations.restored(
+            {} if start is None else start.manifest.extra, experiment.min_improvement
+        )
         self._peer_snapshots = PeerSnapshots(self._split, experiment.checkpoint)
         if start is not None:
             after = ledger_after(experiment, start)
@@ -153,8 +158,9 @@ class Checkpointer:
         facts: dict[str, Any] = {
             "ledger": self.ledger,
             "identity": self._experiment.identity(),
-            "extra": extra_of(spec, position),
+            "extra": extra_of(spec, position) | {VALIDATION: self.validations.to_json()},
             "num_kept": config.num_kept,
+            "num_best": config.num_best,
         }
         save_args = agreed, self._split, chosen_LK, finish, self._thread.repeat, facts
         self._saving = self._thread.begin(done, partial(self._host_states.save, *save_args))

@@ -91,10 +91,18 @@ class RunCheckpoints(StateStore):
         self._check_placed(record["step"], record.get("invalid_placement"))
         self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
 
+    def validated(self, done: int, loss: float) -> None:
+        """Counts the evaluations since the validation loss has improved."""
+        self.checkpointer.validations = self.checkpointer.validations.with_loss(done, loss)
+
     def is_due(self, done: int) -> bool:
-        """Returns whether a checkpoint is due; one is always due at ``stop_at``."""
+        """Returns whether a checkpoint is due; one is always due at ``stop_at``, and where the run stops early."""
         every, num_steps = self.experiment.checkpoint.every, self.experiment.num_steps
-        return is_due(done, every, num_steps) or done == self.options.stop_at
+        return (
+            is_due(done, every, num_steps)
+            or done == self.options.stop_at
+            or self.checkpointer.validations.ends_early(self.experiment)
+        )
 
     def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
         """Begins a checkpoint; raises RunError if the state is not finite or its placement is invalid."""
@@ -102,7 +110,8 @@ class RunCheckpoints(StateStore):
         self._check_placed(done, _invalid_placement(state, self.experiment.experts.num_classes))
         self._check_finite(done, loss_after=evaluate())
         self.follow(wait=True)  # one at a time
-        self._save(state, done, full=done in (self.experiment.num_steps, self.options.stop_at))
+        is_last = done in (self.experiment.num_steps, self.options.stop_at)
+        self._save(state, done, full=is_last or self.checkpointer.validations.ends_early(self.experiment))
 
     def fail_on_data_error(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
         """Saves the last iteration if the loop ran on a single host, then raises RunError."""
@@ -148,7 +157,9 @@ class RunCheckpoints(StateStore):
         """If the last checkpoint was not saved, writes it to a fallback directory and raises RunError."""
         fallback_text = self.checkpointer.keep_unsaved()
         if fallback_text is not None:
-            raise RunError(f"the last checkpoint was not saved: stopped; {fallback_text}; {self._newest()}")
+            raise RunError(
+                f"the last checkpoint was not saved: stopped; {fallback_text}; {_newest(self.record.directory)}"
+            )
 
     def failed(self, error: OSError | RunError) -> RunError:
         """Returns the error that ends a run, after writing its unsaved state to a fallback directory if possible."""
@@ -163,7 +174,7 @@ class RunCheckpoints(StateStore):
         """Returns a phrase that names the newest saved state and says how to continue, with ``remedy`` if given."""
         fallback_text = self.checkpointer.keep_unsaved()
         if fallback_text is not None:
-            return f"{fallback_text}; {self._newest()}" + (f"; resume with {remedy}" if remedy else "")
+            return f"{fallback_text}; {_newest(self.record.directory)}" + (f"; resume with {remedy}" if remedy else "")
         steps = checkpoint_steps(self.record.directory.checkpoints_path)
         if not steps:
             return "there is no checkpoint yet; start again in another --run-dir" + (
@@ -175,9 +186,6 @@ class RunCheckpoints(StateStore):
     def _save(self, state: TrainState, done: int, *, full: bool) -> None:
         position = self.train.state() | {"next_step": done}
         self.checkpointer.save(self.cluster.engine.spec, state, position, done, full=full)
-
-    def _newest(self) -> str:
-        return newest_text(max(checkpoint_steps(self.record.directory.checkpoints_path), default=None))
 
     def _check_finite(self, step: int, **measured: float) -> None:
         if all(map(np.isfinite, measured.values())):
@@ -194,6 +202,10 @@ class RunCheckpoints(StateStore):
         self.record.directory.log_event("invalid_placement", step, reason=flaw)
         policy, remedy = self.experiment.placement, "a policy that gives every class a slot"
         raise RunError(f"Experiment.placement = {policy!r}: {flaw} at iteration {step}: stopped; {self.advice(remedy)}")
+
+
+def _newest(directory: RunDirectory) -> str:
+    return newest_text(max(checkpoint_steps(directory.checkpoints_path), default=None))
 
 
 def _invalid_placement(state: TrainState, num_classes: int) -> str | None:
@@ -239,8 +251,9 @@ class EmulatedWorkers(LiveWorkers):
         return next_length(self.experiment, self.options, done, self.last_step) if done < self.last_step else 0
 
     def should_stop(self, done: int) -> bool:
-        """Returns whether the invocation has run its last iteration."""
-        return done >= self.last_step
+        """Returns whether the invocation has run its last iteration, or the validation loss no longer improves."""
+        validations = self.checkpoints.checkpointer.validations
+        return done >= self.last_step or validations.ends_early(self.experiment)
 
     def begin_window(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:
         """Reconfigures the run if workers fail or rejoin in these iterations, or if a better cut is ready."""

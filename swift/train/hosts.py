@@ -15,7 +15,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from swift.checkpoint.arrays import Verifier
 from swift.checkpoint.manifest import checkpoint_path, committed_steps, read_manifest
 from swift.config.experiment import FAILURES_SETTING, Experiment
 from swift.config.failures import failure_list
-from swift.data.loader import Loader
+from swift.data.loader import Loader, SourceBatches
 from swift.data.windows import Batch
 from swift.errors import JOINING_NOTE, RunError, SettingError, first_line
 from swift.mesh.process_group import bound_address, find_group, own_address, use_gloo_at
@@ -358,6 +358,10 @@ class LocalSequences:
         return self.loader.batch(step, self.steps().read_here)
 
     @property
-    def num_batches_per_epoch(self) -> int:
-        """Number of batches in one pass over all windows, rounded up."""
-        return self.loader.num_batches_per_epoch
+    def parts(self) -> Sequence[SourceBatches]:
+        """Batches of each source, see ``Loader.parts``."""
+        return self.loader.parts
+
+    def num_bytes(self, step: int) -> int | None:
+        """Counts the bytes of text in a whole batch, see ``Loader.num_bytes``."""
+        return self.loader.num_bytes(step)

@@ -25,7 +25,7 @@ from swift.pipeline.reconfigure.engine import Engine
 from swift.pipeline.state import DeviceBatch, TrainState
 from swift.pipeline.step.metrics import Sums
 from swift.topology import Topology, Worker
-from swift.train.records import Batches, mean_loss, plan_record, step_record
+from swift.train.records import Batches, ValidationBatches, plan_record, step_record, validation_record
 
 if TYPE_CHECKING:
     from swift.config.failures import FailureList
@@ -86,6 +86,9 @@ class StateStore(Protocol):
     def check(self, record: dict[str, Any]) -> None:
         """Raises RunError if a record shows an invalid iteration, such as one whose loss is not finite."""
 
+    def validated(self, done: int, loss: float) -> None:
+        """Receives the validation loss of the state after ``done`` iterations, before the state is saved."""
+
     def is_due(self, done: int) -> bool:
         """Returns whether the state after ``done`` iterations is to be saved."""
 
@@ -140,7 +143,7 @@ class TrainLoop:
 
     experiment: Experiment
     train: Batches
-    validation: Batches
+    validation: ValidationBatches
     live: LiveWorkers
     state_store: StateStore
     record: Callable[[dict[str, Any]], None]
@@ -204,9 +207,10 @@ class TrainLoop:
             self.state_store.check(record)
         try:
             if is_due(done, self.experiment.eval_every, self.experiment.num_steps):
-                loss = self.evaluate(state, self.experiment.num_eval_batches)
+                validation = self.validate(state)
+                self.state_store.validated(done, validation["validation_loss"])
                 for record in records[-1:]:
-                    record["validation_loss"] = loss  # in place, as the state store may hold the same record
+                    record.update(validation)  # in place, as the state store may hold the same record
         except DataError:  # not bound to a name, which would keep this frame and the state alive
             self._record(records[-1:])
             raise
@@ -216,10 +220,15 @@ class TrainLoop:
 
     def save(self, state: TrainState, done: int) -> None:
         """Saves the state after ``done`` iterations."""
-        self.state_store.save(state, done, lambda: self.evaluate(state, 1))
+        self.state_store.save(state, done, lambda: self.validate(state, 1)["validation_loss"])
 
-    def evaluate(self, state: TrainState, num_batches: int) -> float:
-        """Computes a state's mean loss on the first batches of the validation split, in nats per token."""
+    def validate(self, state: TrainState, num_batches: int | None = None) -> dict[str, float]:
+        """Evaluates a state on the first batches of the validation split, see ``validation_record``.
+
+        Args:
+            state: state to evaluate.
+            num_batches: number of batches of each source; None for ``Experiment.num_eval_batches``.
+        """
         steps = self.live.steps
         self.live.compile("evaluate")
 
@@ -227,7 +236,7 @@ class TrainLoop:
             with self.live.abortable():
                 return steps.evaluate(state, batch)
 
-        return mean_loss(evaluate, self.validation, num_batches)
+        return validation_record(evaluate, self.validation, num_batches or self.experiment.num_eval_batches)
 
     def _read(self, done: int) -> _Prefetched:
         """Reads the batches of the window after ``done`` iterations; keeps an error until that window begins."""

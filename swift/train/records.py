@@ -3,14 +3,17 @@
 A step's record combines the metrics from the devices with the planned period and the hardware's peak.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
+from swift.checkpoint.manifest import VALIDATION
 from swift.config.experiment import Experiment
+from swift.data.loader import SourceBatches
 from swift.data.windows import Batch
 from swift.errors import RunError, SettingError
 from swift.experts.placement.replicas import replica_error
@@ -146,27 +149,125 @@ class Batches(Protocol):
     def batch(self, step: int) -> Batch:
         """Loads a batch, or as much of it as this process needs."""
 
+
+class ValidationBatches(Batches, Protocol):
+    """The batches of the validation split."""
+
     @property
-    def num_batches_per_epoch(self) -> int:
-        """Number of batches in one pass over all windows, rounded up."""
+    def parts(self) -> Sequence[SourceBatches]:
+        """Batches of each source in a pass over the split."""
+
+    def num_bytes(self, step: int) -> int | None:
+        """Counts the bytes of text in the labels of a batch, on all hosts; None if they are unknown."""
 
 
-def mean_loss(evaluate: Callable[[Batch], Sums], validation: Batches, num_batches: int) -> float:
-    """Computes the mean loss on a split's first batches, in nats per token.
+def validation_record(
+    evaluate: Callable[[Batch], Sums], validation: ValidationBatches, num_batches: int
+) -> dict[str, float]:
+    """Evaluates the first batches of each source.
 
     Args:
         evaluate: function that returns the loss and token sums of one batch.
         validation: batches of the split.
-        num_batches: maximum number of batches; at most one pass over the split is evaluated.
+        num_batches: maximum number of batches of each source; at most one pass over it is evaluated.
+
+    Returns:
+        ``validation_loss``, in nats per token, and ``validation_bits_per_byte`` if the bytes of the text are known. In
+        a mixture both are means by the sources' weights, and each source's own follow, such as
+        ``validation_loss/web``.
     """
-    loss, tokens = 0.0, 0
-    for index in range(min(num_batches, validation.num_batches_per_epoch)):
-        sums = evaluate(validation.batch(index))
-        loss, tokens = loss + float(sums.loss), tokens + int(sums.tokens)
-    return loss / max(tokens, 1)
+    losses, sizes = dict[str, float](), dict[str, float]()  # nats and bytes per token of each source
+    for part in validation.parts:
+        loss, tokens, num_bytes = 0.0, 0, list[int | None]()
+        for index in part.batches[:num_batches]:
+            sums = evaluate(validation.batch(index))
+            loss, tokens = loss + float(sums.loss), tokens + int(sums.tokens)
+            num_bytes.append(validation.num_bytes(index))
+        losses[part.name] = loss / max(tokens, 1)
+        known = [number for number in num_bytes if number is not None]
+        sizes[part.name] = sum(known) / max(tokens, 1) if len(known) == len(num_bytes) else 0.0
+    weights = {part.name: part.weight for part in validation.parts}
+    record = _validation("", _mean(losses, weights), _mean(sizes, weights) if all(sizes.values()) else 0.0)
+    for name in filter(None, losses):
+        record |= _validation(f"/{name}", losses[name], sizes[name])
+    return record
 
 
-def summarize(experiment: Experiment, directory: RunDirectory, device: str, **more: Any) -> dict[str, Any]:
+def _validation(suffix: str, loss: float, bytes_per_token: float) -> dict[str, float]:
+    bits = {f"validation_bits_per_byte{suffix}": loss / (math.log(2) * bytes_per_token)} if bytes_per_token else {}
+    return {f"validation_loss{suffix}": loss, **bits}
+
+
+def _mean(values: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    if len(values) == 1:
+        return next(iter(values.values()))  # exact, without the rounding of a product and a quotient
+    return sum(weights[name] * value for name, value in values.items()) / sum(weights.values())
+
+
+@dataclass(frozen=True)
+class Validations:
+    """The validation losses of a run so far: the newest, and the one that has to be improved upon.
+
+    Losses are in nats per token.
+
+    Attributes:
+        step: iteration of the newest evaluation; 0 before the first.
+        loss: its loss.
+        best_step: iteration of the last improvement.
+        best_loss: loss of the last improvement; infinite before the first evaluation.
+        num_since: evaluations since the last improvement.
+        min_improvement: by how much a loss has to be below ``best_loss`` to be an improvement.
+    """
+
+    step: int = 0
+    loss: float = math.inf
+    best_step: int = 0
+    best_loss: float = math.inf
+    num_since: int = 0
+    min_improvement: float = 0.0
+
+    def with_loss(self, step: int, loss: float) -> "Validations":
+        """Returns the validations after one more."""
+        now = replace(self, step=step, loss=loss)
+        if loss < self.best_loss - self.min_improvement:
+            return replace(now, best_step=step, best_loss=loss, num_since=0)
+        return replace(now, num_since=self.num_since + 1)
+
+    def is_over(self, patience: int | None) -> bool:
+        """Returns whether the run is to stop."""
+        return patience is not None and self.num_since >= patience
+
+    def ends_early(self, experiment: Experiment) -> bool:
+        """Returns whether a run ends here, before its last iteration."""
+        return self.is_over(experiment.patience) and self.step < experiment.num_steps
+
+    @property
+    def reason(self) -> str:
+        """Phrase that says why the run stops."""
+        by = f" by more than {self.min_improvement:g}" if self.min_improvement else ""
+        since = f"has not improved{by} in {self.num_since} evaluations"
+        return f"the validation loss {since}; the best was {self.best_loss:.4f} at iteration {self.best_step}"
+
+    @classmethod
+    def restored(cls, extra: Mapping[str, Any], min_improvement: float) -> "Validations":
+        """Returns the validations stored in a manifest's ``extra``.
+
+        If ``min_improvement`` has changed since, evaluations count from the checkpoint on.
+        """
+        stored: Mapping[str, Any] = extra.get(VALIDATION) or {}
+        fields: dict[str, Any] = {name: math.inf if value is None else value for name, value in stored.items()}
+        read = cls(**fields)
+        is_same = read.min_improvement == min_improvement
+        return replace(read, min_improvement=min_improvement, num_since=read.num_since if is_same else 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields for ``restored``; a loss that is not finite is None."""
+        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
+
+
+def summarize(
+    experiment: Experiment, directory: RunDirectory, device: str, stopped: Validations | None = None, **more: Any
+) -> dict[str, Any]:
     """Computes the summary of a run, and writes it if the run has reached its end.
 
     The summary is computed from the run's record, so a resumed run has the same summary as an uninterrupted one.
@@ -175,6 +276,7 @@ def summarize(experiment: Experiment, directory: RunDirectory, device: str, **mo
         experiment: settings of the run.
         directory: run directory.
         device: device model.
+        stopped: validations for which the run has stopped before its last iteration; None if it has not.
         **more: further JSON-serializable fields.
 
     Raises:
@@ -186,7 +288,7 @@ def summarize(experiment: Experiment, directory: RunDirectory, device: str, **mo
     except SettingError as error:
         reason = f"the iterations are done and saved, but their record cannot be summed up: {error}"
         raise RunError(f"{reason}; without the damage, swift report shows the run") from error
-    facts = {
+    facts: dict[str, Any] = {
         "name": directory.path.name,
         "placement": experiment.placement.name,
         "layout": experiment.optimizer.layout,
@@ -201,6 +303,12 @@ def summarize(experiment: Experiment, directory: RunDirectory, device: str, **mo
     summary = facts | measure(run, experiment.target_loss) | more
     if missing := run.metrics.missing:
         summary["steps_without_record"] = ranges_text(missing)
-    if run.metrics.last_step == experiment.num_steps:
+    if stopped is not None:
+        summary["stopped_early"] = {
+            "step": stopped.step,
+            "best_step": stopped.best_step,
+            "best_loss": stopped.best_loss,
+        }
+    if run.metrics.last_step == experiment.num_steps or stopped is not None:
         directory.write_summary(summary)
     return summary

@@ -35,7 +35,7 @@ from swift.train.display import Series
 from swift.train.hosts import SINGLE_HOST, Hosts, checked_by_all
 from swift.train.initial_weights import ModelPlan, WeightSource
 from swift.train.loop import window_length
-from swift.train.records import summarize
+from swift.train.records import Validations, summarize
 from swift.train.saved_state import import_fallback, load_state, put_state
 
 
@@ -82,8 +82,10 @@ class TrainOptions:
 
 
 _MAY_CHANGE = (
-    *(f"Experiment.{n}" for n in ("num_steps", "eval_every", "num_eval_batches", "attention")),
-    *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "experts_per_layer", "selection", "plt_budget")),
+    *(f"Experiment.{n}" for n in ("num_steps", "eval_every", "num_eval_batches", "patience", "min_improvement")),
+    "Experiment.attention",
+    *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "num_best")),
+    *(f"CheckpointConfig.{n}" for n in ("experts_per_layer", "selection", "plt_budget")),
     *(f"CheckpointConfig.{n}" for n in ("snapshot_every", "snapshot_experts_per_layer")),
     *(
         f"Experiment.{n}"
@@ -248,20 +250,41 @@ def _check_start(experiment: Experiment, options: TrainOptions, directory: Path)
         raise SettingError("--resume", str(options.run_dir), allowed)
 
 
-def needs_summary(experiment: Experiment, options: TrainOptions, done: int) -> bool:
-    """Whether all iterations are done and saved, and only the summary is missing."""
-    return options.resume and done == experiment.num_steps and not (options.run_dir / SUMMARY).exists()
+def stopped_early(experiment: Experiment, start: RestorePlan | None) -> Validations | None:
+    """Returns the validations for which a run stopped before its last iteration; None if it is to go on."""
+    if start is None:
+        return None
+    validations = Validations.restored(start.manifest.extra, experiment.min_improvement)
+    return validations if validations.ends_early(experiment) else None
 
 
-def write_summary(experiment: Experiment, options: TrainOptions, lease: Lease, device: str) -> dict[str, Any]:
-    """Writes and returns the summary of a run whose iterations are all done."""
-    with open_run(experiment, options, experiment.num_steps, lease) as directory:
-        directory.log_event("finish", experiment.num_steps)
-        return summarize(experiment, directory, device)
+def needs_summary(experiment: Experiment, options: TrainOptions, done: int, stopped: Validations | None = None) -> bool:
+    """Whether all iterations are done and saved, or the run stopped early, and only the summary is missing."""
+    is_over = done == experiment.num_steps or stopped is not None
+    return options.resume and is_over and not (options.run_dir / SUMMARY).exists()
 
 
-def check_range(experiment: Experiment, options: TrainOptions, done: int, last_step: int) -> None:
+def write_summary(
+    experiment: Experiment,
+    options: TrainOptions,
+    lease: Lease,
+    device: str,
+    done: int,
+    stopped: Validations | None = None,
+) -> dict[str, Any]:
+    """Writes and returns the summary of a run whose iterations are all done, or that stopped early."""
+    with open_run(experiment, options, done, lease) as directory:
+        directory.log_event("finish", done)
+        return summarize(experiment, directory, device, stopped)
+
+
+def check_range(
+    experiment: Experiment, options: TrainOptions, done: int, last_step: int, stopped: Validations | None = None
+) -> None:
     """Raises SettingError if no iterations are left, or an option refers to iterations outside the remaining ones."""
+    if stopped is not None:
+        allowed = f"stops early at iteration {done}: {stopped.reason}; change Experiment.patience to go on"
+        raise SettingError("--resume", str(options.run_dir), allowed)
     if done >= experiment.num_steps:
         allowed = f"has nothing left to do: it is at iteration {done}; set Experiment.num_steps above that to extend it"
         raise SettingError("--resume", str(options.run_dir), allowed)

@@ -54,6 +54,7 @@ from swift.train.start import (
     next_length,
     open_run,
     read_start,
+    stopped_early,
     try_own_rules,
     write_summary,
 )
@@ -124,18 +125,19 @@ def _train(
 ) -> dict[str, Any]:
     last_step, hosts = experiment.num_steps if options.stop_at is None else options.stop_at, options.hosts
     start = find_start(experiment, options)
-    done = 0 if start is None else start.step
-    is_left = not hosts.broadcast(needs_summary(experiment, options, done))
+    done, stopped = 0 if start is None else start.step, stopped_early(experiment, start)
+    is_left = not hosts.broadcast(needs_summary(experiment, options, done, stopped))
     with hosts.all_or_none():
         if is_left:
-            check_range(experiment, options, done, last_step)
+            check_range(experiment, options, done, last_step, stopped)
         weights = find_weights(experiment, options)
         if hosts.count > 1:
             check_hosts(experiment, done)
     if is_left:
         return _continue(experiment, options, failures, lease, (start, weights), last_step)
     _part(options)
-    return {} if lease is None else write_summary(experiment, options, lease, jax.devices()[0].device_kind)
+    device = jax.devices()[0].device_kind
+    return {} if lease is None else write_summary(experiment, options, lease, device, done, stopped)
 
 
 def _continue(
@@ -198,11 +200,12 @@ def _continue(
                 _announce(experiment, cluster, record, done, start, changes)
                 if options.init_from is not None and weights is not None:
                     _announce_weights(options.init_from, weights, record)
-                _run(_loop(loaders, checkpoints, interrupt, last_step), first_state, done, last_step, checkpoints)
+                _run(_loop(loaders, checkpoints, interrupt, last_step), first_state, done, checkpoints)
                 _part(options)
                 if lease is None:
                     return {}
-                return summarize(experiment, directory, jax.devices()[0].device_kind)
+                stopped = checkpointer.validations if checkpointer.validations.ends_early(experiment) else None
+                return summarize(experiment, directory, jax.devices()[0].device_kind, stopped)
 
 
 def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[str], None]) -> tuple[Loader, Loader]:
@@ -256,25 +259,32 @@ def _loop(
     return TrainLoop(experiment, train, validation, workers, checkpoints, record.step, options.hosts.count > 1)
 
 
-def _run(
-    loop: TrainLoop, first_state: list[TrainState], done: int, last_step: int, checkpoints: RunCheckpoints
-) -> None:
+def _run(loop: TrainLoop, first_state: list[TrainState], done: int, checkpoints: RunCheckpoints) -> None:
     """Runs the loop to the end of the invocation, and waits for the last checkpoint.
 
     Args:
         loop: training loop.
         first_state: list with the first state, which is emptied here so that the caller does not hold its memory.
         done: iterations done.
-        last_step: last iteration of the invocation.
         checkpoints: checkpoints of the run.
     """
     try:
-        loop.run(first_state.pop(), done)
+        done = loop.run(first_state.pop(), done)
         checkpoints.finish()
-        event = "finish" if last_step == loop.experiment.num_steps else "stop"
-        checkpoints.record.directory.log_event(event, last_step)
+        _log_end(checkpoints, done)
     except (OSError, RunError) as error:
         raise checkpoints.failed(error) from None
+
+
+def _log_end(checkpoints: RunCheckpoints, done: int) -> None:
+    """Records how the invocation has ended after ``done`` iterations, and shows why if it is early."""
+    experiment, record, validations = checkpoints.experiment, checkpoints.record, checkpoints.checkpointer.validations
+    is_early = validations.ends_early(experiment)
+    if is_early:
+        facts = {name: getattr(validations, name) for name in ("best_step", "best_loss", "num_since")}
+        record.directory.log_event("early_stop", done, **facts)
+        record.progress.note(f"stopped early after iteration {done}: {validations.reason}")
+    record.directory.log_event("finish" if is_early or done == experiment.num_steps else "stop", done)
 
 
 def _announce_weights(source: WeightSource, weights: RestorePlan | ModelPlan, record: RunRecord) -> None:

@@ -50,6 +50,7 @@ class SmallRun:
         state, ledger: now.
         records: as in metrics.jsonl.
         saved, chosen: by iteration, the state that was saved, and which experts of it.
+        losses: by iteration, the validation loss of those that are evaluated.
     """
 
     directory: Path
@@ -61,6 +62,7 @@ class SmallRun:
     records: list = field(default_factory=list)
     saved: dict = field(default_factory=dict)
     chosen: dict = field(default_factory=dict)
+    losses: dict = field(default_factory=dict)
 
     @property
     def step(self):
@@ -81,7 +83,10 @@ class SmallRun:
     def save(self, full=False):
         chosen = self.ledger.choose(self.config.selection, full=full)
         snapshot = self.split.host_snapshot(self.state, chosen)
-        options = {"identity": IDENTITY, "extra": {"next": self.step}, "num_kept": self.config.num_kept}
+        validation = {"step": self.step, "loss": self.losses[self.step]} if self.step in self.losses else None
+        extra = {"next": self.step} | ({} if validation is None else {"validation": validation})
+        options = {"identity": IDENTITY, "extra": extra, "num_kept": self.config.num_kept}
+        options["num_best"] = self.config.num_best
         manifest = save_checkpoint(self.directory, self.step, snapshot, self.split, self.ledger, **options)
         self.ledger, self.saved[self.step] = manifest.ledger, self.state
         self.chosen[self.step] = manifest.chosen

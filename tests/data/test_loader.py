@@ -82,8 +82,22 @@ def test_some_sequences_of_a_batch_are_those_of_the_whole_and_the_others_padding
     is_read = np.array([[True, False, True], [False, True, False]])
     for step in (0, 7):
         part, whole = make_loader(config).batch(step, is_read), make_loader(config).batch(step)
-        assert_equal(part, swift.data.Batch(*((leaf * is_read[..., None]).astype(leaf.dtype) for leaf in whole)))
+        assert_equal(part, whole.map(lambda leaf: (leaf * is_read[..., None]).astype(leaf.dtype)))
     assert_equal(make_loader(config).batch(3, np.ones((2, 3), bool)), make_loader(config).batch(3))
+
+
+def test_a_sequences_random_key_follows_from_seed_iteration_and_place(config, make_loader):
+    loader = make_loader(config, draws_keys=True)
+    keys = [loader.batch(step).keys for step in (0, 1)]
+    assert all(of_step.dtype == np.uint32 and of_step.shape == (*SHAPE[:2], 2) for of_step in keys)
+    assert len(np.unique(np.concatenate(keys).reshape(-1, 2), axis=0)) == 2 * SHAPE[0] * SHAPE[1]
+    np.testing.assert_array_equal(loader.batch(1, np.zeros(SHAPE[:2], bool)).keys, keys[1])
+    np.testing.assert_array_equal(loader.microbatch(1, 1).keys, keys[1][1])
+    np.testing.assert_array_equal(make_loader(config, draws_keys=True).batch(1).keys, keys[1])
+    assert (make_loader(config, draws_keys=True, seed=5).batch(1).keys != keys[1]).any()
+    assert make_loader(config).batch(0).keys is None
+    plain = make_loader(config).batch(1)
+    assert_equal(loader.batch(1)[:3], plain[:3])
 
 
 def test_random_access_equals_iteration(config, make_loader):

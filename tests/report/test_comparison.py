@@ -47,6 +47,7 @@ def test_a_row_is_what_was_computed_by_hand():
             "median_step_ms": 20.0,
             "discarded_percent": None,
             "validation_loss": 3.5,
+            "validation_bits_per_byte": None,
         }
     ]
 

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import re
-from statistics import mean
+from statistics import mean, stdev
 
 import numpy as np
 import pytest
@@ -150,8 +150,9 @@ def test_the_table_says_how_many_and_how_far_apart(six, changed):
     assert [row[:3] for row in table.rows] == [[group.name, "3", "3, 1, 2"] for group in seed_groups(six)]
     final = [mean(record["loss"] for record in [*run.metrics][-10:]) for run in (six[0], late, six[4])]
     cells = dict(zip(table.headings, table.rows[0], strict=True))
-    assert cells["final loss (mean of last 10)"] == f"{mean(final):.3f} ({min(final):.3f} to {max(final):.3f})"
-    assert re.fullmatch(r"\d+ \(\d+ to \d+; 2 of 3\)", cells["steps to target"])
+    spread = f"{mean(final):.3f} \N{PLUS-MINUS SIGN} {stdev(final):.3f} ({min(final):.3f} to {max(final):.3f})"
+    assert cells["final loss (mean of last 10)"] == spread
+    assert re.fullmatch(r"\d+ \N{PLUS-MINUS SIGN} \d+ \(\d+ to \d+; 2 of 3\)", cells["steps to target"])
     assert cells["validation loss"].endswith("; 2 of 3)")
     nowhere = [dataclasses.replace(run, summary=run.summary | {"target_loss": None}) for run in six]
     assert seeds_table(nowhere, seed_groups(six)).rows[0][table.headings.index(COLUMNS["steps_to_target"][0])] == "-"

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from swift.errors import SettingError
-from swift.runlog.observers import Observer
+from swift.runlog import observers
+from swift.runlog.observers import Observer, count_histograms, grouped_scalars
 from swift.runlog.reading import read_run
 from swift.runlog.run_directory import RunDirectory
 from swift.runlog.trackers import TRACKERS
@@ -74,7 +75,35 @@ def test_tensorboard_shows_groups(tmp_path):
     (path,) = (tmp_path / "run" / "tensorboard").iterdir()
     content = path.read_bytes()
     assert [tag for tag in (b"train/loss", b"experts/drop_fraction", b"other/mine") if tag not in content] == []
-    assert b"popularity" not in content
+    assert b"popularity/layer 0" in content
+
+
+def test_the_counts_of_a_layer_are_a_histogram_over_its_experts():
+    record = {"step": 1, "popularity": [[3, 1, 0], [0, 0, 4]], "replicas": [[1, 1, 1], [1, 1, 2]], "loss": 2.0}
+    found = {value.tag: value.histo for summary in count_histograms(record) for value in summary.value}
+    assert list(found) == [f"{kind}/layer {layer}" for kind in ("popularity", "replicas") for layer in (0, 1)]
+    first = found["popularity/layer 0"]
+    assert (list(first.bucket), list(first.bucket_limit), first.num) == ([3, 1, 0], [0.5, 1.5, 2.5], 4)
+
+
+def test_counts_are_written_at_first_and_every_ten_seconds(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(observers.time, "monotonic", lambda: now[0])
+    board, steps = observers.TensorBoard(), []
+    monkeypatch.setattr(observers.Board, "add_counts", lambda _, record: steps.append(record["step"]))
+    board.begin(tmp_path, 0, CONFIG)
+    for step in range(1, 61):
+        board.on_step({"step": step, **RECORD})
+        now[0] += 0.5
+    board.end()
+    assert steps == [1, 22, 43]
+
+
+def test_a_routers_own_numbers_have_a_group():
+    assert grouped_scalars({"router.entropy": 1.5, "router.entropy.0": 1}) == {
+        "router/entropy": 1.5,
+        "router/entropy.0": 1.0,
+    }
 
 
 STAND_INS = {"wandb": WandB, "mlflow": MLflow}

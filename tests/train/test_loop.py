@@ -61,6 +61,9 @@ class Parts:
     def check(self, record):
         self.calls.append(f"check {record['step']}")
 
+    def validated(self, done, _):
+        self.calls.append(f"validated {done}")
+
     def is_due(self, done):
         return done == 4
 
@@ -111,7 +114,7 @@ def test_a_record_is_written_though_its_validation_data_cannot_be_read(monkeypat
     def evaluate(*_):
         raise DataError("gone")
 
-    monkeypatch.setattr(Loop, "evaluate", evaluate)
+    monkeypatch.setattr(Loop, "validate", evaluate)
     parts = Parts()
     with pytest.raises(DataError):
         loop(parts, eval_every=2).run(0, 0)
@@ -119,7 +122,7 @@ def test_a_record_is_written_though_its_validation_data_cannot_be_read(monkeypat
 
 
 def test_the_loss_of_an_evaluation_stands_in_the_record_of_its_iteration(monkeypatch):
-    monkeypatch.setattr(Loop, "evaluate", lambda *_: 0.5)
+    monkeypatch.setattr(Loop, "validate", lambda *_: {"validation_loss": 0.5})
     parts = Parts()
     loop(parts, eval_every=4).run(0, 0)
     evaluated = [call for call in parts.calls if "validation_loss" in call]

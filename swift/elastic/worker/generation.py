@@ -149,6 +149,9 @@ class GenerationStates(StateStore):
     def check(self, record: dict[str, Any]) -> None:
         """Accepts every record, since the supervisor checks the records of all processes."""
 
+    def validated(self, done: int, loss: float) -> None:
+        """Does nothing: no process stops, or keeps a checkpoint, because of a loss."""
+
     def is_due(self, done: int) -> bool:
         """Returns whether a checkpoint is due."""
         experiment = self.generation.experiment
