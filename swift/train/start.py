@@ -330,7 +330,7 @@ def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Le
     """Creates or reopens the run directory, which may be written to while the lease is held."""
     lease.check()
     changed = changed_settings(options.run_dir, options.config_text) if options.resume else {}
-    observers = *options.observers, *experiment.observers
+    observers: Any = *options.observers, *experiment.observers
     try:
         write_config(options.run_dir, experiment)
     except OSError as error:

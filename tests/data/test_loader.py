@@ -25,6 +25,8 @@ def config(memory_texts):
 
 def assert_equal(one, other):
     for array, expected in zip(one, other, strict=True):
+        if array is None and expected is None:
+            continue
         np.testing.assert_array_equal(array, expected)
         assert array.dtype == expected.dtype
 
@@ -40,8 +42,8 @@ def epoch_of(loader, epoch, num_sequences=6):
 def test_shapes_and_types(config, make_loader):
     batch = make_loader(config).batch(0)
     assert isinstance(batch, swift.data.Batch)
-    assert [array.shape for array in batch] == [SHAPE] * 3
-    assert [array.dtype for array in batch] == [np.int32, np.int32, np.bool_]
+    assert [array.shape for array in batch[:3]] == [SHAPE] * 3
+    assert [array.dtype for array in batch[:3]] == [np.int32, np.int32, np.bool_]
     assert (make_loader(config).vocab_size, make_loader(config).tokenizer) == (256, config.tokenizer)
 
 
@@ -105,7 +107,7 @@ def test_random_access_equals_iteration(config, make_loader):
     for step, batch in zip(range(2 * loader.num_batches_per_epoch), loader, strict=False):
         assert_equal(other.batch(step), batch)
         for index in range(SHAPE[0]):
-            assert_equal(other.microbatch(step, index), [array[index] for array in batch])
+            assert_equal(other.microbatch(step, index), batch.map(lambda array, index=index: array[index]))
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from swift.cli.main import main
 from swift.errors import SettingError
 from swift.experts.router_trial import check_router
 from swift.experts.routers import ExpertChoice, NoisyTopK, Sinkhorn, TopK
@@ -123,7 +124,14 @@ WRONG = {
     ),
     "a state that loses a name": (
         {"init_state": lambda *_: {"level": np.zeros(3, np.float32)}, "update_state": lambda *_: {}},
-        "update_state returns other names, shapes or dtypes than init_state",
+        "update_state returns other names or shapes than init_state",
+    ),
+    "a state that becomes a count": (
+        {
+            "init_state": lambda *_: {"level": np.zeros(6, np.float32)},
+            "update_state": lambda _, __, popularity_E: {"level": popularity_E},
+        },
+        "update_state returns arrays that are not of floats",
     ),
     "a loss for each token": (
         {"auxiliary_loss": lambda _, routing, *__: routing.gates_TK[:, 0]},
@@ -151,3 +159,29 @@ def test_a_routing_without_a_choice_is_sound():
             return Routing(routing.choices_TK, routing.gates_TK * 0, routing.probs_TE, none)
 
     trial(Idle())
+
+
+WRONG_ROUTER = """
+from dataclasses import dataclass
+from swift.experts import Router
+
+
+@dataclass(frozen=True)
+class Wrong(Router):
+    def route(self, tokens, num_classes, top_k):
+        return tokens.logits_TX.no_such_thing
+"""
+
+
+def test_a_wrong_router_costs_one_line_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    (tmp_path / "wrong_router.py").write_text(WRONG_ROUTER)
+    (tmp_path / "wrong.gin").write_text(
+        "import wrong_router\nExperiment.experts = @ExpertConfig()\nExpertConfig.router = @Wrong()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "wrong.gin", "--run-dir", "run"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("swift: ExpertConfig.router = Wrong(): route (wrong_router.py:9) raises AttributeError")
+    assert "\n" not in error
+    assert not (tmp_path / "run").exists()
