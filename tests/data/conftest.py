@@ -24,7 +24,7 @@ def memory_texts() -> type[MemoryTexts]:
 
 @pytest.fixture(scope="session")
 def make_loader() -> Callable[..., Loader]:
-    def make(config, split="train", *, shape=(2, 3, 5), seed=0, num_kept=1, corpus=None) -> Loader:
+    def make(config, split="train", *, shape=(2, 3, 5), seed=0, num_kept=1, corpus=None, draws_keys=False) -> Loader:
         num_microbatches, sequences_per_microbatch, sequence_length = shape
         return Loader(
             config,
@@ -35,6 +35,7 @@ def make_loader() -> Callable[..., Loader]:
             seed=seed,
             num_kept=num_kept,
             corpus=corpus,
+            draws_keys=draws_keys,
         )
 
     return make
