@@ -259,7 +259,7 @@ CLASSES = {
     "DataConfig.source=@Pipeline() Pipeline.source=@JsonLines": "Pipeline.source = @JsonLines: must be ",
     "DataConfig.source=@Mixture() Mixture.weights=[1.0] Mixture.sources=[@TextFiles]": "Mixture.sources = [@TextFiles]: "
     "must be a list, each item @",
-    "DataConfig.source=@Mixture() Mixture.weights=[1.0] Mixture.sources=@TextFiles": "Mixture.sources = @TextFiles: ",
+    "DataConfig.source=@Mixture() Mixture.weights=[1] Mixture.sources=@TextFiles": "Mixture.sources = @TextFiles: must ",
     "OptimizerConfig.schedule=@Topology": "OptimizerConfig.schedule = @Topology: must be @YOURS() ",
     "OptimizerConfig.transformation=@Topology": "OptimizerConfig.transformation = @Topology: must be @YO",
     "Experiment.placement=@FlexMoE FlexMoE.interval=3": "Experiment.placement = @FlexMoE: must be a ",
