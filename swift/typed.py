@@ -177,6 +177,9 @@ NOT_SET = SourceText("(not set)")
 
 def written(value: Any) -> Any:
     """Returns a value for an error message: as gin writes it, if its ``repr`` would mean nothing to users."""
+    if type(value) in (list, tuple):
+        return type(value)(map(written, value))
+    value = value.func if isinstance(value, functools.partial) else value  # a class with settings, but without ()
     if callable(value) and hasattr(value, "__name__"):
         return SourceText(f"@{value.__name__}")
     return SourceText(f"@{type(value).__name__}()") if hasattr(value, "__dataclass_fields__") else value
@@ -227,8 +230,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, origin)
     if hint in (int, float):
         return isinstance(value, (int, hint)) and not isinstance(value, bool)
-    if _is_protocol(hint):
-        return _has_members(value, hint)
+    if _is_protocol(hint):  # a class has the members of its objects, but is none of them
+        return not isinstance(value, type) and _has_members(value, hint)
     return isinstance(value, hint)
 
 

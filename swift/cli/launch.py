@@ -20,7 +20,7 @@ from rich.console import Console
 from swift.checkpoint.saver import newest_text
 from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
 from swift.cli.nodes import NodeListener, Nodes, Platform, ProcessCommands, nodes_of
-from swift.cli.run_setup import corpora_directory, observers_of, run_dir_of, weights_of
+from swift.cli.run_setup import corpora_directory, observers_of, reference_of, run_dir_of, weights_of
 from swift.cli.values import OF_PROCESSES, deadlines_of
 from swift.config.cuts import checkpoint_cut, model_chunks
 from swift.config.experiment import Experiment
@@ -305,8 +305,7 @@ def launch(options: argparse.Namespace) -> None:
     """Runs ``swift launch --processes N CONFIG.gin``."""
     job = LaunchJob.of(options)
     experiment = job.experiment
-    reference_dir = options.compare_loss_to
-    reference = None if reference_dir is None else read_run(reference_dir, setting="--compare-loss-to")
+    reference = reference_of(options)
     check_support()
     if job.nodes.own_node > 0:
         _serve(job)
@@ -325,13 +324,12 @@ def launch(options: argparse.Namespace) -> None:
         if job.is_elastic and experiment.topology.num_expert_ranks > 1:
             try_own_rules(experiment, experiment.topology.num_expert_ranks - 1)  # for the case of a failure
         summary = _launch(job, run, lease, storage)
-    from swift.cli.report import distance_line, show_run
+    from swift.cli.report import show_distance, show_run
 
     ended = read_run(run.run_dir)
     show_run(ended, summary, options.format)
     if reference is not None:
-        line = distance_line(ended, reference, experiment.topology)
-        print(line, file=sys.stderr if options.format == "json" else sys.stdout)
+        show_distance(ended, reference, experiment.topology, options.format)
 
 
 def _serve(job: LaunchJob) -> None:
@@ -366,15 +364,19 @@ def _launch(job: LaunchJob, run: TrainOptions, lease: Lease, storage: StorageLoc
     # once, and before any process starts.
     find_weights(experiment, run)
     corpus = job.corpus()
-    data = make_loader(experiment, "train", corpus).state()
+    loader = make_loader(experiment, "train", corpus)
+    changes = [] if start is None else loader.restore(start.manifest.extra["loader"])
     job.show(storage.text)
     shared = run.run_dir if job.nodes.count > 1 else None
     with (
         job.interrupt() as interrupt,
         NodeListener.of(job.nodes) as entrance,
         open_run(experiment, run, done, lease) as directory,
-        RunFiles.of(run.config_text, data, storage.path, corpus, shared) as scratch,
+        RunFiles.of(run.config_text, loader.state(), storage.path, corpus, shared) as scratch,
     ):
+        for line in changes:
+            directory.log_event("data_changed", done, text=line)
+            job.show(line)
         children = entrance.children(
             directory.path, scratch, job.commands(scratch).node, job.deadlines, job.environment
         )

@@ -176,6 +176,15 @@ def _add_step(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def _add_reference(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--compare-loss-to",
+        type=path_of,
+        metavar="RUN_DIR",
+        help="say at the end how far the loss is from that of another run",
+    )
+
+
 def _add_evaluate(commands: Any) -> None:
     """Adds ``swift evaluate``."""
     evaluate = commands.add_parser("evaluate", help="ask models the questions of a file, and count the right answers")
@@ -583,6 +592,7 @@ def command_line() -> argparse.ArgumentParser:
     _add_stopping(train)
     _add_hosts(train)
     _add_input_hosts(train)
+    _add_reference(train)
     train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
 
     _add_compare(commands)
@@ -644,12 +654,7 @@ def command_line() -> argparse.ArgumentParser:
         "start, forming (a generation), heartbeat, progress (of an iteration), saving (of a checkpoint), dying (of a "
         "process that was killed), stopping (from Ctrl-C or SIGTERM until the last iteration is saved)",
     )
-    launch.add_argument(
-        "--compare-loss-to",
-        type=path_of,
-        metavar="RUN_DIR",
-        help="say at the end how far the loss is from that of another run",
-    )
+    _add_reference(launch)
     _add_input_hosts(launch, has_network=True)
     _add_progress(launch)
     _add_prepare(launch, depends_on="; none on GPUs and TPUs")

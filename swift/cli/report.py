@@ -74,6 +74,11 @@ def report_of(runs: Sequence[Run], page: Path, again: str) -> str:
     return printable(f"report: {page}")
 
 
+def show_distance(run: Run, other: Run, topology: Topology, kind: str) -> None:
+    """Prints the line of ``distance_line``; on stderr if stdout has JSON."""
+    print(distance_line(run, other, topology), file=sys.stderr if kind == "json" else sys.stdout)
+
+
 def distance_line(run: Run, other: Run, topology: Topology) -> str:
     """Formats a line that compares the losses in a run with failures to those in a run without.
 

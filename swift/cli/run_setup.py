@@ -9,6 +9,7 @@ from swift.config.gin_reader import load_stored
 from swift.config.stored import OF_RUN, OF_TRAINING
 from swift.errors import SettingError
 from swift.runlog.observers import Observer
+from swift.runlog.reading import Run, read_run
 from swift.runlog.trackers import TRACKERS
 from swift.train.initial_weights import ModelSource, WeightSource
 from swift.train.model_directory import is_model
@@ -42,6 +43,12 @@ def weights_of(options: argparse.Namespace, experiment: Experiment) -> WeightSou
 def observers_of(options: argparse.Namespace) -> tuple[Observer, ...]:
     """Creates the observers that ``--logger`` names."""
     return tuple(TRACKERS[name]() for name in options.logger)
+
+
+def reference_of(options: argparse.Namespace) -> Run | None:
+    """Reads the run of ``--compare-loss-to``; returns None without that option."""
+    path = options.compare_loss_to
+    return None if path is None else read_run(path, setting="--compare-loss-to")
 
 
 def corpora_directory() -> Path | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
 from swift.cli.jax_setup import prepare
-from swift.cli.run_setup import corpora_directory, observers_of, run_dir_of, weights_of
+from swift.cli.run_setup import corpora_directory, observers_of, reference_of, run_dir_of, weights_of
 from swift.cli.values import OF_ONE, deadlines_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment
@@ -58,11 +58,16 @@ def train(options: argparse.Namespace) -> None:
         plan=plan_reading,
     )
     with nullcontext(SINGLE_HOST) if host is None else joined(host, options, {run_dir: experiment}) as hosts:
+        with hosts.all_or_none():
+            reference = reference_of(options) if hosts.is_first else None
         summary = run_training(experiment, replace(run, hosts=hosts))
     if hosts.is_first:
-        from swift.cli.report import show_run
+        from swift.cli.report import show_distance, show_run
 
-        show_run(read_run(run_dir), summary, options.format)
+        ended = read_run(run_dir)
+        show_run(ended, summary, options.format)
+        if reference is not None:
+            show_distance(ended, reference, experiment.topology, options.format)
 
 
 def _profile_window(text: str | None) -> tuple[int, int] | None:

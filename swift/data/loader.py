@@ -1,6 +1,7 @@
-"""Training and validation batches by iteration number: Grain shuffles, repeats and batches the windows of a split."""
+"""Training and validation batches by iteration number: windows of a split, shuffled and repeated as by Grain."""
 
 import itertools
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -19,7 +20,11 @@ from swift.data.tokenizer import Tokenizer, text_bytes
 from swift.data.windows import Batch, JoinedWindows, Windows, count_windows, training_order
 from swift.errors import SettingError, check_count
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
+_READABLE = (1, 2)
+"""Versions of states that can be restored; those of version 1 count batches of one size, not sequences."""
+_BATCH = ("num_microbatches", "sequences_per_microbatch")
+"""Fields of a state whose product is the number of sequences of a batch, which may change when a run resumes."""
 _ADDED: dict[str, Any] = {"locality": 0.0}
 """Default values of settings that states saved by older versions lack."""
 
@@ -41,7 +46,8 @@ class SourceBatches(NamedTuple):
 class Loader(Iterator[Batch]):
     """An endless iterator over a split's batches; a batch depends only on the arguments and the iteration number.
 
-    Training windows are reshuffled every epoch, and each is seen once per epoch; a batch may span two epochs.
+    Training windows are reshuffled every epoch, and each is seen once per epoch; a batch may span two epochs. If a run
+    resumes with batches of another size, these continue with the sequence after the last one seen, see ``restore``.
     Validation windows come in the order of the stream in every pass, and the last batch of a pass is padded, so
     ``num_batches_per_epoch`` batches score every token exactly once.
 
@@ -58,7 +64,8 @@ class Loader(Iterator[Batch]):
         seed: seed of the training order.
         corpus: index of the corpus, see ``find_index``; None to read the corpus here.
         num_kept: number of the most recent batches of a ``StreamSource`` to keep in memory.
-        draws_keys: whether batches have random keys, which follow from the seed, the iteration and the sequence.
+        draws_keys: whether batches have random keys, which follow from the seed, the iteration, and the number of the
+            sequence within it.
 
     Attributes:
         parts: batches of each source in a pass over the validation split.
@@ -96,35 +103,26 @@ class Loader(Iterator[Batch]):
         for stream in streams:
             _check_one_window(stream.num_tokens, split, sequence_length)
 
-        self._config = config
+        self._config, self._seed = config, seed
         self._num_microbatches, self._draws_keys = num_microbatches, draws_keys
         counts = [count_windows(stream.num_tokens, sequence_length) for stream in streams]
         self._num_windows = sum(counts)
         num_sequences = self._num_sequences = num_microbatches * sequences_per_microbatch
         self._num_batches_per_epoch = -(-self._num_windows // num_sequences)
         self._sequential = next((stream for stream in streams if isinstance(stream, SequentialStream)), None)
-        self._tokens_per_batch = num_sequences * sequence_length
-        if self._sequential is not None:
-            self._sequential.keep(num_kept * self._tokens_per_batch + 1)  # one more for the label of the last input
-        if split == "validation":  # the batches of a source have no windows of another one
+        self._sequence_length, self._is_training = sequence_length, split == "train"
+        if self._sequential is not None:  # one more for the label of the last input
+            self._sequential.keep(num_kept * num_sequences * sequence_length + 1)
+        if not self._is_training:  # the batches of a source have no windows of another one
             num_batches = [-(-count // num_sequences) for count in counts]
             counts = [number * num_sequences for number in num_batches]
             self._num_batches_per_epoch = sum(num_batches)
-        parts = [Windows(stream, sequence_length, count) for stream, count in zip(streams, counts, strict=True)]
-        if self._sequential is not None:  # the stream is endless and cannot be shuffled
-            endless = grain.MapDataset.source(parts[0])
-        elif split == "train":
-            endless = training_order(config, parts, seed, num_sequences)
-        else:
-            filled = JoinedWindows(parts, sum(counts))
-            endless = grain.MapDataset.source(filled).repeat()
-        # An endless dataset has no remainder to drop, but without ``drop_remainder`` Grain's length overflows for
-        # batches of one.
-        self._windows, none_T = endless, np.zeros(sequence_length, np.int32)
+        self._parts = [Windows(stream, sequence_length, count) for stream, count in zip(streams, counts, strict=True)]
+        self._windows, none_T = self._endless(num_sequences), np.zeros(sequence_length, np.int32)
         self._padding = Batch(none_T, none_T, none_T.astype(bool))
-        self._microbatches = endless.batch(sequences_per_microbatch, drop_remainder=True)
-        self._batches = self._microbatches.batch(num_microbatches, drop_remainder=True)
         self._next_step = 0
+        self._origin = 0, 0  # an iteration, and the number of sequences before it
+        self._initial_batch_size = num_sequences
         self._identity: dict[str, Any] = {
             "split": split,
             "num_microbatches": num_microbatches,
@@ -146,6 +144,20 @@ class Loader(Iterator[Batch]):
             )
         )
         self._text_bytes, self._num_bytes = _text_bytes(config), dict[int, int]()
+
+    def _endless(self, initial_batch_size: int) -> grain.MapDataset:
+        """Returns the windows in the order in which batches take them, without an end.
+
+        Args:
+            initial_batch_size: sequences of the batches with which the run began, on which an order with locality
+                depends.
+        """
+        if self._sequential is not None:  # the stream is endless and cannot be shuffled
+            return grain.MapDataset.source(self._parts[0])
+        if self._is_training:
+            return training_order(self._config, self._parts, self._seed, initial_batch_size)
+        filled = JoinedWindows(self._parts, self._num_batches_per_epoch * self._num_sequences)
+        return grain.MapDataset.source(filled).repeat()
 
     @property
     def vocab_size(self) -> int:
@@ -177,14 +189,11 @@ class Loader(Iterator[Batch]):
         Raises:
             DataError: a file has changed or can no longer be read, or holds a token beyond the vocabulary.
         """
-        assert step >= 0
-        if is_read is None or is_read.all():
-            return self._batches[step]._replace(keys=self._keys(step))
-        first = step * is_read.size
-        windows = [self._windows[first + n] if reads else self._padding for n, reads in enumerate(is_read.flat)]
-        inputs, labels, valid = (np.stack(leaf) for leaf in zip(*(window[:3] for window in windows), strict=True))
-        batch = Batch(inputs, labels, valid).map(lambda leaf: leaf.reshape(*is_read.shape, -1))
-        return batch._replace(keys=self._keys(step))
+        shape = self._num_microbatches, self._num_sequences // self._num_microbatches
+        reads_MB = np.ones(shape, bool) if is_read is None else is_read
+        first = self._sequences_before(step)
+        windows = [self._windows[first + n] if reads else self._padding for n, reads in enumerate(reads_MB.flat)]
+        return _stacked(windows, shape)._replace(keys=self._keys(step))
 
     def num_bytes(self, step: int) -> int | None:
         """Counts the bytes of text in the labels of a batch; None if the bytes of a token are unknown.
@@ -201,10 +210,18 @@ class Loader(Iterator[Batch]):
 
     def microbatch(self, step: int, index: int) -> Batch:
         """Loads micro-batch ``index`` of ``batch(step)`` without the others: arrays [B, T]."""
-        assert step >= 0
         assert 0 <= index < self._num_microbatches
-        keys, batch = self._keys(step), self._microbatches[step * self._num_microbatches + index]
+        size = self._num_sequences // self._num_microbatches
+        first, keys = self._sequences_before(step) + index * size, self._keys(step)
+        batch = _stacked([self._windows[first + n] for n in range(size)], (size,))
         return batch if keys is None else batch._replace(keys=keys[index])
+
+    def _sequences_before(self, step: int) -> int:
+        """Returns how many sequences the iterations before ``step`` have taken."""
+        origin, num_sequences = self._origin
+        before = num_sequences + (step - origin) * self._num_sequences
+        assert before >= 0
+        return before
 
     def _keys(self, step: int) -> np.ndarray | None:
         """Returns the random key of each sequence of an iteration, uint32[M, B, 2]."""
@@ -222,7 +239,7 @@ class Loader(Iterator[Batch]):
             DataError: the stream cannot be read.
         """
         if self._sequential is not None:
-            self._sequential.skip_to(step * self._tokens_per_batch)
+            self._sequential.skip_to(self._sequences_before(step) * self._sequence_length)
 
     def __iter__(self) -> Self:
         return self
@@ -235,28 +252,47 @@ class Loader(Iterator[Batch]):
     def state(self) -> dict[str, Any]:
         """Returns the iterator's position and the identity of its data, JSON-serializable."""
         file = None if self._file is None else asdict(self._file)
-        return {"version": _STATE_VERSION, "next_step": self._next_step, "data": dict(self._identity), "file": file}
+        return {
+            "version": _STATE_VERSION,
+            "next_step": self._next_step,
+            "next_sequence": self._sequences_before(self._next_step),
+            "initial_batch_size": self._initial_batch_size,
+            "data": dict(self._identity),
+            "file": file,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> list[str]:
-        """Restores a saved position: the next batch is the one that would have come next.
+        """Restores a saved position: the next batch begins with the sequence that would have come next.
+
+        Only the number of sequences in a batch may differ: no sequence is skipped or repeated at the change.
 
         Returns:
-            Warnings: one line if a token file has been written to since, but has the same length and the same sampled
-            tokens; the rest is not compared.
+            Lines of text: one if batches have another number of sequences, and a warning if a token file has been
+            written to since, but has the same length and the same sampled tokens; the rest is not compared.
 
         Raises:
-            SettingError: another version wrote the state, or its data, order or batch shape differ; the error says
-                which.
+            SettingError: another version wrote the state, or its data or order differ; the error says which.
         """
         check_same_data(state, self.state())
-        self._next_step = int(state["next_step"])
+        step, before, now = int(state["next_step"]), _batch_size(state), self._num_sequences
+        self._next_step, self._origin = step, (step, _next_sequence(state))
+        initial_batch_size = int(state.get("initial_batch_size", before))
+        if initial_batch_size != self._initial_batch_size:
+            self._initial_batch_size, self._windows = initial_batch_size, self._endless(initial_batch_size)
+        lines = []
+        if now != before:
+            lines += [
+                f"iterations have {now} sequences from {step + 1} on (before: {before}), beginning with the run's "
+                f"sequence {self._origin[1] + 1}; the schedule of the learning rate still counts iterations"
+            ]
         if self._file is None or state.get("file") in (None, asdict(self._file)):
-            return []
+            return lines
         source = self._config.source_of(self._identity["split"])
         assert isinstance(source, TokenFile)
         return [
+            *lines,
             f"{source.path} has been written to since the checkpoint: it has as many tokens, and a "
-            "sample of them is the same; the rest was not compared"
+            "sample of them is the same; the rest was not compared",
         ]
 
 
@@ -283,18 +319,50 @@ def _identity_of(config: DataConfig, streams: Sequence[TokenStream | SequentialS
     return {"num_tokens": sum(stream.num_tokens for stream in streams), "weights": weights, "sources": each}
 
 
+def _stacked(windows: Sequence[Batch], shape: tuple[int, ...]) -> Batch:
+    """Stacks windows, without their keys, into arrays [*shape, T]."""
+    leaves = zip(*((window.inputs, window.labels, window.valid) for window in windows), strict=True)
+    return Batch(*(np.stack(leaf).reshape(*shape, -1) for leaf in leaves))
+
+
+def state_at(state: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Returns a loader's state moved to just before iteration ``step``, by batches of the loader's size."""
+    moved = (step - state["next_step"]) * _batch_size(state)
+    return dict(state) | {"next_step": step, "next_sequence": _next_sequence(state) + moved}
+
+
+def _batch_size(state: Mapping[str, Any]) -> int:
+    return math.prod(int(state["data"][name]) for name in _BATCH)
+
+
+def _next_sequence(state: Mapping[str, Any]) -> int:
+    return int(state.get("next_sequence", state["next_step"] * _batch_size(state)))
+
+
 def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises SettingError unless two loader states agree on data, order and batch shape."""
-    if saved.get("version") != _STATE_VERSION:
+    """Raises SettingError unless two loader states agree on data and order; the sizes of batches may differ."""
+    if saved.get("version") not in _READABLE:
         allowed = f"must be {_STATE_VERSION}: another version of Swift wrote this state"
         raise SettingError("version of the saved data state", saved.get("version"), allowed)
     # States of older versions lack fields that were added since: these take their default, or count as equal.
     before = {name: saved["data"].get(name, _ADDED.get(name, value)) for name, value in now["data"].items()}
-    names = [name for name, value in now["data"].items() if before[name] != value]
+    names = [name for name, value in now["data"].items() if before[name] != value and name not in _BATCH]
     if names:
         this = ", ".join(f"{name} = {now['data'][name]!r}" for name in names)
         allowed = f"this run has {this}; a run resumes with the data and settings that it began with"
         raise SettingError("the saved data state", {name: before[name] for name in names}, allowed)
+
+
+def check_same_position(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises SettingError unless a loader in the state ``now`` continues with a saved state's data and sequence.
+
+    The batches of a process that is running cannot continue from before their size was changed.
+    """
+    check_same_data(saved, now)
+    expected = state_at(now, saved["next_step"])["next_sequence"]
+    if _next_sequence(saved) != expected:
+        allowed = f"this invocation's batches, of {_batch_size(now)} sequences, would be at {expected}; --resume again"
+        raise SettingError("the sequence of the saved data state", _next_sequence(saved), allowed)
 
 
 def _refusal(error: DataError) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from swift.checkpoint.manifest import checkpoint_steps
 from swift.checkpoint.saver import newest_text
 from swift.config.experiment import Experiment
-from swift.data.loader import Loader
+from swift.data.loader import Loader, state_at
 from swift.data.sources import DataError
 from swift.errors import RunError
 from swift.experts.placement.replicas import placement_error
@@ -184,7 +184,7 @@ class RunCheckpoints(StateStore):
         return f"the checkpoint of iteration {steps[-1]} is kept; {command}"
 
     def _save(self, state: TrainState, done: int, *, full: bool) -> None:
-        position = self.train.state() | {"next_step": done}
+        position = state_at(self.train.state(), done)
         self.checkpointer.save(self.cluster.engine.spec, state, position, done, full=full)
 
     def _check_finite(self, step: int, **measured: float) -> None:

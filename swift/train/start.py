@@ -96,13 +96,16 @@ _MAY_CHANGE = (
     "OptimizerConfig.clip_norm",
     *(f"Topology.{n}" for n in ("num_pipelines", "num_stages", "num_expert_ranks")),
     *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "Experiment.microbatches"),
-    *("ExpertConfig.slots_per_rank", "observers_"),
+    *("Experiment.embedding", "Experiment.head", "OptimizerConfig.memory"),
+    *("Experiment.sequences_per_microbatch", "ExpertConfig.slots_per_rank", "observers_"),
 )
 """Settings that may change when a run is resumed.
 
-They control the run's length, its records and failures, the devices and methods that compute the same sums (the loader
-ensures that the total number of micro-batches does not change), and remedies for a loss that was not finite.
+They control the run's length, its records and failures, the devices and methods that compute the same sums, the number
+of sequences in an iteration, and remedies for a loss that was not finite.
 """
+_BATCH_SETTINGS = tuple(f"Experiment.{n}" for n in ("num_microbatches", "microbatches", "sequences_per_microbatch"))
+_PIPELINES = "Topology.num_pipelines"
 
 
 @contextmanager
@@ -208,8 +211,19 @@ def _is_swifts(rule: object) -> bool:
 
 
 def check_resumable(experiment: Experiment, options: TrainOptions) -> None:
-    """Raises SettingError if the run in the directory has other settings, except for those in ``_MAY_CHANGE``."""
+    """Raises SettingError if the run in the directory has other settings, except for those in ``_MAY_CHANGE``.
+
+    Other pipelines must come with other micro-batches, so that nobody changes the batch without meaning to.
+    """
     check_same_run(options.run_dir, options.config_text, _MAY_CHANGE, set(defaults_in(experiment)))
+    changed = changed_settings(options.run_dir, options.config_text)
+    if _PIPELINES in changed and not changed.keys() & set(_BATCH_SETTINGS):
+        each, count = experiment.num_microbatches, experiment.topology.num_pipelines
+        allowed = (
+            "would change the sequences of an iteration: set Experiment.num_microbatches to keep them, or "
+            f"Experiment.microbatches = {(each,) * count} to change them"
+        )
+        raise SettingError(_PIPELINES, count, allowed)
 
 
 def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | None:

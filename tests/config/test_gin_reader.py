@@ -247,6 +247,35 @@ def test_an_override_that_is_wrong_is_not_said_to_be_in_a_file(load):
     assert str(error.value) == "Experiment.num_steps = 0: must be a whole number of at least 1"
 
 
+MIXTURE = "DataConfig.source=@Mixture() Mixture.weights=[1.0]"
+CLASSES = {
+    "DataConfig.source=@TextFiles": "DataConfig.source = @TextFiles",
+    "DataConfig.source=@TextFiles TextFiles.pattern=x": "DataConfig.source = @TextFiles",
+    "DataConfig.source=@Pipeline": "DataConfig.source = @Pipeline",
+    "DataConfig.source=@Pipeline() Pipeline.source=@JsonLines": "Pipeline.source = @JsonLines",
+    f"{MIXTURE} Mixture.sources=[@TextFiles]": "Mixture.sources = [@TextFiles]",
+    f"{MIXTURE} Mixture.sources=@TextFiles": "Mixture.sources = @TextFiles",
+    "DataConfig.validation_source=@TextFiles": "DataConfig.validation_source = @TextFiles",
+    "DataConfig.tokenizer=@ByteTokenizer": "DataConfig.tokenizer = @ByteTokenizer",
+    "Experiment.model=@model_size": "Experiment.model = @model_size",
+    "Experiment.topology=@Topology": "Experiment.topology = @Topology",
+    "Experiment.placement=@FlexMoE FlexMoE.interval=3": "Experiment.placement = @FlexMoE",
+    "ExpertConfig.capacity=@SlotCapacity": "ExpertConfig.capacity = @SlotCapacity",
+    "ExpertConfig.router=@TopK": "ExpertConfig.router = @TopK",
+    "OptimizerConfig.schedule=@Topology": "OptimizerConfig.schedule = @Topology",
+    "OptimizerConfig.transformation=@Topology": "OptimizerConfig.transformation = @Topology",
+}
+"""References without ``()`` where an object is expected; with a setting of the class too."""
+
+
+@pytest.mark.parametrize("overrides", CLASSES)
+def test_a_class_is_none_of_its_objects(load, overrides):
+    with pytest.raises(SettingError) as error:
+        load("", *overrides.split())
+    assert str(error.value).startswith(f"{CLASSES[overrides]}: must be ")
+    assert "\n" not in str(error.value)
+
+
 PATHS = {
     "optimiser.clip_norm=1": "there is no optimiser; did you mean optimizer?",
     "optimizer.clip_nrm=1": "OptimizerConfig has no such setting; did you mean clip_norm?",

@@ -27,6 +27,7 @@ def commands(document: str, spec: str) -> Iterator[list[str]]:
             _, found, arguments = piece.partition(f"{spec} ")
             if arguments.count('"') % 2:  # the command is itself within quotation marks, an argument of another
                 arguments = arguments.rpartition('"')[0]
+            arguments = arguments.replace("$JOB_COMPLETION_INDEX", "0")
             words = [word for word in shlex.split(arguments, comments=True) if word != "$@"] if found else []
             words = ["0" if word == "$SLURM_ARRAY_TASK_ID" else word for word in words]
             if words and "..." not in words:

@@ -27,6 +27,7 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
+AuthInfo=cred_expire=5
 CredType=cred/none
 StateSaveLocation={top}/state
 SlurmctldPidFile={top}/slurmctld.pid

@@ -32,7 +32,7 @@ from swift.checkpoint.recovery import recover_ranks
 from swift.checkpoint.units import StateSplit
 from swift.checkpoint.writer import save_checkpoint
 from swift.config.experiment import Experiment
-from swift.data.loader import check_same_data
+from swift.data.loader import check_same_position, state_at
 from swift.elastic.membership.messages import Process, StateId, complete_workers, covers_whole_state, processes_of
 from swift.elastic.state.ledger_counts import LedgerCounts
 from swift.elastic.state.run_files import RunFiles
@@ -382,8 +382,7 @@ class CheckpointService:
             split,
             ledger,
             identity=self.experiment.identity(),
-            # Batches depend only on the iteration number, so nothing else changes in a loader's state.
-            extra=extra_of(spec, dict(self.data) | {"next_step": stamp.step}),
+            extra=extra_of(spec, state_at(self.data, stamp.step)),
             num_kept=config.num_kept,
         )
         self._counts.forget_losses(stamp.step)
@@ -408,7 +407,7 @@ class CheckpointService:
         """
         plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
         host = load_state(self.checkpoints, plan, self._spec_of(processes))
-        check_same_data(plan.manifest.extra["loader"], self.data)
+        check_same_position(plan.manifest.extra["loader"], self.data)
         self._parts(processes).keep(host, StateId(generation, plan.step), processes)
         for aside in archive_newer(self.checkpoints, plan.step):
             print(f"{aside} is archived: the run resumes from an older one", file=sys.stderr)

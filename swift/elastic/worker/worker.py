@@ -23,7 +23,6 @@ import jax
 from jax.extend.backend import clear_backends
 
 from swift.config.experiment import Experiment
-from swift.data.loader import check_same_data
 from swift.data.sources import DataError
 from swift.deadlines import Deadlines
 from swift.elastic.accelerators import AcceleratorGroup, MemberDevices, await_deaths
@@ -215,7 +214,7 @@ class WorkerProcess:
         self._worker_spec, self._experiment = worker_spec, worker_spec.experiment
         scratch = worker_spec.scratch
         self._data = tuple(make_loader(self._experiment, split, scratch.corpus) for split in ("train", "validation"))
-        check_same_data(scratch.data(), self._data[0].state())
+        self._data[0].restore(scratch.data())
         self._executables = worker_spec.programs()
         self._kept = RetainedStates(worker_spec.states(), worker_spec.memory_checkpoint_every)
         # Specs are created on a backend of this process alone, which is cleared below because each generation has its

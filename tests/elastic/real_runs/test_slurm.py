@@ -1,14 +1,17 @@
 """Runs under a real Slurm of three nodes on this machine: a task ends, a node is lost, given up, and found again."""
 
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from swift.runlog.reading import read_run
 from tests.elastic.runs import SWIFT, environment, left_behind, losses, whole, write_config
 from tests.elastic.slurm import Slurm, can_run
 
@@ -90,6 +93,67 @@ def test_a_run_does_without_a_task_and_without_a_node_and_has_both_back(slurm, t
     assert f"interrupted after iteration {len(found)}; --resume continues from {len(found)}" in slurm.said(job)
     assert "node0: task 0: Exited with exit code 130" in slurm.said(job)
     np.testing.assert_allclose(found, whole(config, "--stop-at", len(found)), rtol=1e-8)
+    assert left_behind(config) == {}
+
+
+def gpu_script(slurm, config, data, tmp_path):
+    """The batch script for GPUs of docs/clusters.md, with two hosts and CPU devices of this machine."""
+    section = DOCUMENT.read_text().partition("## GPUs under Slurm")[2].partition("\n## ")[0]
+    (script,) = (block for block in re.findall(r"(?:^(?:    .*)?\n)+", section, re.MULTILINE) if "#SBATCH" in block)
+    wrapper = tmp_path / "swift"
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join(slurm.named(SWIFT))} "$@"\n')
+    wrapper.chmod(0o700)
+    values = {
+        "--nodes=8": "--nodes=2",
+        " --gpus-per-node=8": "",
+        "--cpus-per-task=96": "--cpus-per-task=1",
+        "config=CONFIG.gin": f"config={config}",
+        "data=/shared/tokens.bin": f"data={data}",
+        "interface=bond0": "interface=lo",
+        "local=/tmp/swift-$USER": f"local={tmp_path}/local",
+        'swift="python -m swift"': f"swift={wrapper}",
+        "--coordinator auto": "--coordinator auto --num-hosts 2 --log-every 5",
+    }
+    for text, value in values.items():
+        assert script.count(text) == 1, text
+        script = script.replace(text, value)
+    return textwrap.dedent(script).strip() + "\n"
+
+
+def test_the_script_for_gpus_resumes_after_a_requeue_and_a_lost_node_and_stays_cancelled(slurm, tmp_path):
+    data = tmp_path / "tokens.bin"
+    np.random.default_rng(0).integers(0, 250, 100_000).astype("<u2").tofile(data)
+    sources = {"DataConfig__source": "@TokenFile()", "TokenFile__path": str(data)}
+    config = write_config(tmp_path, (2, 2, 1), 10**6, CheckpointConfig__every=20, **sources)
+    job = slurm.submit(gpu_script(slurm, config, data, tmp_path), **environment(config))
+    run_dir = tmp_path / "runs" / job
+
+    def wait_for(num_resumed, num_steps):
+        """Waits until the run has been resumed so often, and has come so much further."""
+
+        def is_there():
+            if not (run_dir / "events.jsonl").exists():
+                return False
+            resumed = [event["step"] for event in read_run(run_dir).events if event["event"] in ("start", "resume")]
+            return len(resumed) > num_resumed and len(losses(run_dir)) >= resumed[-1] + num_steps
+
+        slurm.wait_until(is_there)
+
+    wait_for(0, 3)
+    slurm.ask("scancel", "--signal=TERM", job)  # what --signal sends before the time limit
+    slurm.wait_until(lambda: slurm.said(job).count("which is saved; --resume continues from it") == 1)
+    wait_for(1, 3)
+    slurm.ask("scontrol", "requeue", job)
+    slurm.wait_until(lambda: slurm.said(job).count("which is saved; --resume continues from it") == 2)
+    wait_for(2, 25)
+    assert (tmp_path / "local" / "data").read_bytes() == data.read_bytes()
+    slurm.lose("node1")
+    wait_for(3, 3)
+    slurm.ask("scancel", job)
+    slurm.wait_until(lambda: slurm.state(job) not in ("RUNNING", "COMPLETING"))
+    assert slurm.state(job) == "CANCELLED"
+    found = losses(run_dir)
+    np.testing.assert_allclose(found, whole(config, "--stop-at", len(found)), rtol=1e-10)
     assert left_behind(config) == {}
 
 

@@ -191,6 +191,9 @@ def test_what_does_not_fit_the_run_is_not_loaded(checkpoint_service, elsewhere):
     other_data = replace(checkpoint_service, experiment=other, data=make_loader(other, "train").state())
     (answer,) = served(other_data, LoadCheckpoint(4, 7, RANKS))
     assert "the saved data state" in answer.reason
+    moved = checkpoint_service.data | {"next_step": 5, "next_sequence": 1}  # as after a change of the batch
+    (answer,) = served(replace(checkpoint_service, data=moved), LoadCheckpoint(4, 7, RANKS))
+    assert "the sequence of the saved data state = " in answer.reason
     (answer,) = served(elsewhere, LoadCheckpoint(None, 7, RANKS))
     assert answer == CommandFailed("load", None, f"checkpoint = '{elsewhere.checkpoints}': holds no checkpoint", 7)
     assert all(
