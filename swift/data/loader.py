@@ -104,7 +104,7 @@ class Loader(Iterator[Batch]):
             _check_one_window(stream.num_tokens, split, sequence_length)
 
         self._config, self._seed = config, seed
-        self._num_microbatches, self._draws_keys = num_microbatches, draws_keys
+        self._num_microbatches, self._keys_seed = num_microbatches, seed if draws_keys else None
         counts = [count_windows(stream.num_tokens, sequence_length) for stream in streams]
         self._num_windows = sum(counts)
         num_sequences = self._num_sequences = num_microbatches * sequences_per_microbatch
@@ -193,7 +193,7 @@ class Loader(Iterator[Batch]):
         reads_MB = np.ones(shape, bool) if is_read is None else is_read
         first = self._sequences_before(step)
         windows = [self._windows[first + n] if reads else self._padding for n, reads in enumerate(reads_MB.flat)]
-        return _stacked(windows, shape)._replace(keys=self._keys(step))
+        return _stacked(windows, shape)._replace(keys=_sequence_keys(self._keys_seed, step, shape))
 
     def num_bytes(self, step: int) -> int | None:
         """Counts the bytes of text in the labels of a batch; None if the bytes of a token are unknown.
@@ -212,8 +212,9 @@ class Loader(Iterator[Batch]):
         """Loads micro-batch ``index`` of ``batch(step)`` without the others: arrays [B, T]."""
         assert 0 <= index < self._num_microbatches
         size = self._num_sequences // self._num_microbatches
-        first, keys = self._sequences_before(step) + index * size, self._keys(step)
+        first, shape = self._sequences_before(step) + index * size, (self._num_microbatches, size)
         batch = _stacked([self._windows[first + n] for n in range(size)], (size,))
+        keys = _sequence_keys(self._keys_seed, step, shape)
         return batch if keys is None else batch._replace(keys=keys[index])
 
     def _sequences_before(self, step: int) -> int:
@@ -222,13 +223,6 @@ class Loader(Iterator[Batch]):
         before = num_sequences + (step - origin) * self._num_sequences
         assert before >= 0
         return before
-
-    def _keys(self, step: int) -> np.ndarray | None:
-        """Returns the random key of each sequence of an iteration, uint32[M, B, 2]."""
-        if not self._draws_keys:
-            return None
-        words = np.random.SeedSequence((self._identity["seed"], step)).generate_state(2 * self._num_sequences)
-        return words.reshape(self._num_microbatches, -1, 2)
 
     def skip_to(self, step: int) -> None:
         """Reads a ``StreamSource`` up to an iteration, so that loading that iteration's batch later is fast.
@@ -317,6 +311,13 @@ def _identity_of(config: DataConfig, streams: Sequence[TokenStream | SequentialS
         return each[0] if runs is None else each[0] | {"domains": zlib.crc32(np.stack(runs).tobytes())}
     weights = [float(weight) for weight in config.source.weights]
     return {"num_tokens": sum(stream.num_tokens for stream in streams), "weights": weights, "sources": each}
+
+
+def _sequence_keys(seed: int | None, step: int, shape: tuple[int, int]) -> np.ndarray | None:
+    """Returns the random key of each sequence of an iteration, uint32[M, B, 2]; None without a seed."""
+    if seed is None:
+        return None
+    return np.random.SeedSequence((seed, step)).generate_state(2 * math.prod(shape)).reshape(*shape, 2)
 
 
 def _stacked(windows: Sequence[Batch], shape: tuple[int, ...]) -> Batch:
