@@ -76,7 +76,7 @@ $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
-mutations: install  ## make 108 lines wrong, one at a time; the quick tests have to find each (about an hour)
+mutations: install  ## make 130 lines wrong, one at a time; the quick tests have to find each (about an hour)
 	$(BIN)/python -m tests.mutations
 
 lint: install  ## style, types

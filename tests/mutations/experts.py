@@ -15,13 +15,21 @@ LEAST_DROPS = ("tests/experts/capacity/test_least_drops.py",)
 LAYER = ("tests/experts/test_layer.py",)
 EXCHANGE = ("tests/experts/test_weight_exchange.py",)
 PLACEMENT = ("tests/experts/placement",)
+ROUTERS = ("tests/experts/test_routers.py",)
+ROUTER_RUNS = ("tests/train/test_own_routers.py",)
+LAW = ("tests/pipeline/test_law.py",)
 OPTIMIZER = ("tests/experts/test_optimizer_config.py", "tests/models/test_oracles.py")
 
 MUTATIONS = (
-    Mutation("experts/routing.py", "_, choices_TK = largest(lax", "_, choices_TK = largest(-lax", ROUTING),
-    Mutation("experts/routing.py", "gates_TK = gates_TK / jnp.sum(", "gates_TK = 3 * gates_TK / jnp.sum(", ROUTING),
     Mutation(
-        "experts/routing.py",
+        "experts/routers.py",
+        "ranked_TE, -jnp.inf)\n        _, choices_TK = largest(lax",
+        "ranked_TE, -jnp.inf)\n        _, choices_TK = largest(-lax",
+        ROUTING,
+    ),
+    Mutation("experts/routers.py", "gates_TK = gates_TK / jnp.sum(", "gates_TK = 3 * gates_TK / jnp.sum(", ROUTING),
+    Mutation(
+        "experts/routers.py",
         "gates_TK = jnp.take_along_axis(scores_TE, choices_TK, axis=-1)",
         "gates_TK = 3 * jnp.take_along_axis(scores_TE, choices_TK, axis=-1)",
         ROUTING,
@@ -38,8 +46,19 @@ MUTATIONS = (
     ),
     Mutation("experts/weight_exchange.py", "(pairs >> 16).astype", "(pairs >> 8).astype", EXCHANGE),
     Mutation("experts/routing.py", "jnp.square(jax.nn.logsumexp(", "jnp.abs(jax.nn.logsumexp(", ROUTING),
-    Mutation("experts/routing.py", "keepdims=True) - counts_LE)", "keepdims=True) + counts_LE)", ROUTING),
-    Mutation("experts/routing.py", "gates_TK * gating.scale", "gates_TK / gating.scale", DECODERS),
+    Mutation("experts/routers.py", "jnp.mean(counts_E) - counts_E", "jnp.mean(counts_E) + counts_E", ROUTING),
+    Mutation("experts/routers.py", "gates_TK * self.gate_scale", "gates_TK / self.gate_scale", DECODERS),
+    Mutation("experts/routers.py", "largest(scores_TGe, 1 if", "largest(-scores_TGe, 1 if", ROUTERS),
+    Mutation("experts/routers.py", "+ std * tokens.noise.draw", "- std * tokens.noise.draw", ROUTERS),
+    Mutation("experts/routers.py", "return offset_E - jnp.where(", "return offset_E + jnp.where(", ROUTERS),
+    Mutation("experts/routers.py", "jnp.where(valid_T[:, None], shares_TE, -jnp.inf)", "shares_TE", ROUTERS),
+    Mutation("experts/routers.py", "is_chosen_ET.T & tokens.valid_T[:, None]", "is_chosen_ET.T", ROUTERS),
+    Mutation("experts/routers.py", "jnp.where(is_choice_TK, gates_TK, jnp.zeros_like(gates_TK))", "gates_TK", ROUTERS),
+    Mutation("experts/routers.py", "num_tokens * top_k // num_classes", "num_tokens // num_classes", ROUTERS),
+    Mutation("experts/routing.py", "jax.vmap(jax.random.fold_in, (0, None))(keys_B, layer)", "keys_B", ROUTERS),
+    Mutation("experts/routing.py", "jnp.where(is_valid, values_T, jnp.zeros_like(values_T))", "values_T", ROUTERS),
+    Mutation("experts/capacity/slot.py", "valid_A & is_choice_TK.reshape(-1)", "valid_A", ROUTER_RUNS),
+    Mutation("experts/layer.py", "jnp.sum(valid_T, dtype=jnp.int32), axis)", "jnp.int32(valid_T.size), axis)", LAW),
     Mutation("experts/optimizer.py", "schedule(count + 1)", "schedule(count)", OPTIMIZER),
     Mutation("experts/optimizer.py", '"weight_decay": 0.1', '"weight_decay": 0.2', OPTIMIZER),
     Mutation("experts/optimizer.py", '"b2": 0.95', '"b2": 0.9', OPTIMIZER),
