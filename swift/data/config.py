@@ -133,6 +133,17 @@ class DataConfig:
         return self.tokenizer.vocab_size
 
     @property
+    def weighs_tokens(self) -> bool:
+        """Whether each token's loss has a weight: an operator of a pipeline writes the field ``weights``."""
+        return any(
+            "weights" in (getattr(operator, "writes", None) or ())
+            for component in self.components
+            for source in component.sources
+            if isinstance(source, Pipeline)
+            for operator in source.operators
+        )
+
+    @property
     def separator(self) -> int:
         """The token that ends a document.
 

@@ -99,7 +99,8 @@ class Loader(Iterator[Batch]):
         # An endless dataset has no remainder to drop, but without ``drop_remainder`` Grain's length overflows for
         # batches of one.
         self._windows, none_T = endless, np.zeros(sequence_length, np.int32)
-        self._padding = Batch(none_T, none_T, none_T.astype(bool))
+        weights_T = none_T.astype(np.float32) if config.weighs_tokens else None
+        self._padding = Batch(none_T, none_T, none_T.astype(bool), weights=weights_T)
         self._microbatches = endless.batch(sequences_per_microbatch, drop_remainder=True)
         self._batches = self._microbatches.batch(num_microbatches, drop_remainder=True)
         self._next_step = 0
@@ -148,8 +149,11 @@ class Loader(Iterator[Batch]):
             return self._batches[step]._replace(keys=self._keys(step))
         first = step * is_read.size
         windows = [self._windows[first + n] if reads else self._padding for n, reads in enumerate(is_read.flat)]
-        leaves = (np.stack(leaf).reshape(*is_read.shape, -1) for leaf in zip(*(w[:3] for w in windows), strict=True))
-        return Batch(*leaves, keys=self._keys(step))
+
+        def stacked(leaves: Sequence[np.ndarray | None]) -> np.ndarray | None:
+            return None if leaves[0] is None else np.stack(leaves).reshape(*is_read.shape, -1)
+
+        return Batch(*map(stacked, zip(*windows, strict=True)))._replace(keys=self._keys(step))
 
     def microbatch(self, step: int, index: int) -> Batch:
         """Loads micro-batch ``index`` of ``batch(step)`` without the others: arrays [B, T]."""

@@ -138,6 +138,9 @@ class Batch(NamedTuple):
     labels: np.ndarray  # int32[M, B, T], the token after each input, 0 where not valid
     valid: np.ndarray  # bool[M, B, T], False for padding, which neither loss nor metrics count
     keys: np.ndarray | None = None  # uint32[M, B, 2], random key of each sequence; None if nothing is drawn
+    # float32[M, B, T], weight of each label's loss, 0 where not valid; None if all are 1. A token of weight 0 is routed
+    # and counted, but nothing is learned from its label.
+    weights: np.ndarray | None = None
 
     def map(self, function: Callable[[np.ndarray], Any]) -> "Batch":
         """Applies a function to each array."""

@@ -47,6 +47,7 @@ def step_record(
         "loss": float(metrics["loss"]),
         "aux_loss": float(metrics["aux_loss"]),
         "tokens": tokens,
+        **({"loss_weight": float(metrics["loss_weight"])} if "loss_weight" in metrics else {}),
         "tokens_routed": routed,
         "tokens_dropped": dropped,
         "tokens_overflowed": int(metrics["overflowed"].sum()),
@@ -141,18 +142,18 @@ class Batches(Protocol):
 
 
 def mean_loss(evaluate: Callable[[Batch], Sums], validation: Batches, num_batches: int) -> float:
-    """Computes the mean loss on a split's first batches, in nats per token.
+    """Computes the mean loss on a split's first batches, weighted as in training, in nats per token.
 
     Args:
-        evaluate: function that returns the loss and token sums of one batch.
+        evaluate: function that returns the sums of one batch.
         validation: batches of the split.
         num_batches: maximum number of batches; at most one pass over the split is evaluated.
     """
-    loss, tokens = 0.0, 0
+    loss, weight = 0.0, 0.0
     for index in range(min(num_batches, validation.num_batches_per_epoch)):
         sums = evaluate(validation.batch(index))
-        loss, tokens = loss + float(sums.loss), tokens + int(sums.tokens)
-    return loss / max(tokens, 1)
+        loss, weight = loss + float(sums.loss), weight + float(sums.tokens if sums.weight is None else sums.weight)
+    return loss / (weight or 1)
 
 
 def summarize(experiment: Experiment, directory: RunDirectory, device: str, **more: Any) -> dict[str, Any]:
