@@ -88,7 +88,8 @@ class Loader(Iterator[Batch]):
         self._tokens_per_batch = num_sequences * sequence_length
         if self._sequential is not None:
             self._sequential.keep(num_kept * self._tokens_per_batch + 1)  # one more for the label of the last input
-        parts = [Windows(stream, sequence_length, count) for stream, count in zip(streams, counts, strict=True)]
+        weighs = config.weighs_tokens
+        parts = [Windows(stream, sequence_length, count, weighs) for stream, count in zip(streams, counts, strict=True)]
         if self._sequential is not None:  # the stream is endless and cannot be shuffled
             endless = grain.MapDataset.source(parts[0])
         elif split == "train":
@@ -99,7 +100,7 @@ class Loader(Iterator[Batch]):
         # An endless dataset has no remainder to drop, but without ``drop_remainder`` Grain's length overflows for
         # batches of one.
         self._windows, none_T = endless, np.zeros(sequence_length, np.int32)
-        weights_T = none_T.astype(np.float32) if config.weighs_tokens else None
+        weights_T = none_T.astype(np.float32) if weighs else None
         self._padding = Batch(none_T, none_T, none_T.astype(bool), weights=weights_T)
         self._microbatches = endless.batch(sequences_per_microbatch, drop_remainder=True)
         self._batches = self._microbatches.batch(num_microbatches, drop_remainder=True)

@@ -158,11 +158,13 @@ class Windows:
         stream: stream of the tokens.
         sequence_length: T, positions of a window.
         num_windows: number of windows; those past the end of the stream are padding only.
+        weighs: whether windows have weights; those of a stream without weights are 1.
     """
 
     stream: TokenStream | SequentialStream
     sequence_length: int
     num_windows: int
+    weighs: bool = False
 
     def __len__(self) -> int:
         return self.num_windows
@@ -173,7 +175,13 @@ class Windows:
         num_labels = max(0, len(tokens) - 1)
         inputs_T, labels_T = np.zeros((2, self.sequence_length), np.int32)
         inputs_T[:num_labels], labels_T[:num_labels] = tokens[:num_labels], tokens[1:]
-        return Batch(inputs_T, labels_T, np.arange(self.sequence_length) < num_labels)
+        batch = Batch(inputs_T, labels_T, np.arange(self.sequence_length) < num_labels)
+        if not self.weighs:
+            return batch
+        assert isinstance(self.stream, TokenStream), "a stream without random access has no weights"
+        weights_T = np.zeros(self.sequence_length, np.float32)
+        weights_T[:num_labels] = self.stream.read_weights(start + 1, start + 1 + num_labels)
+        return batch._replace(weights=weights_T)
 
 
 @dataclass(frozen=True, eq=False)

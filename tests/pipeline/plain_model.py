@@ -51,7 +51,7 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
 
         no_load = jnp.zeros((len(placement_LNS), NUM_CLASSES), jnp.int32)
         (loss, aux, *load), _ = lax.scan(add, (jnp.zeros(()), jnp.zeros(()), *(no_load,) * 3), batch)
-        loss, aux = loss / batch.valid.sum(), aux / len(batch.valid)
+        loss, aux = loss / (batch.valid if batch.weights is None else batch.weights).sum(), aux / len(batch.valid)
         return loss + spec.experts.auxiliary_weight * aux, (loss, aux, *load)
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile is most of what it takes

@@ -75,7 +75,8 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     """Computes the gradients of loss and auxiliary loss over all micro-batches, in each group's master layout.
 
     The objective is the mean cross-entropy over the global batch's tokens, weighted by ``Batch.weights``, plus the mean
-    auxiliary loss over micro-batches. Local sums are differentiated and reduced explicitly, and divided once, at the end.
+    auxiliary loss over micro-batches. Local sums are differentiated and reduced explicitly, and divided once, at the
+    end.
 
     Args:
         spec: step spec with a single worker.

@@ -186,7 +186,7 @@ class StageOps(EvaluationOps):
 
     Attributes:
         stage: the stage's blocks as F, B and W.
-        aux_weight_K: weight of the auxiliary loss in each iteration, relative to the weighted sum of the tokens' losses.
+        aux_weight_K: weight of the auxiliary loss in each iteration, relative to the tokens' weighted losses.
         hot_rows: rows whose copies the weights contain.
     """
 
