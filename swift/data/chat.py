@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +61,11 @@ class ChatTemplate:
         """Reads the template of a tokenizer from the files beside it.
 
         Raises:
-            SettingError: there is no template, or a file is damaged.
+            SettingError: there is no template, a file is damaged, or the extra is missing.
         """
+        if find_spec("jinja2") is None:
+            allowed = "needs the extra 'tokenizers': pip install 'swift-moe[tokenizers]'"
+            raise SettingError("Chat.tokenizer", tokenizer, allowed)
         directory = Path(tokenizer.path).parent
         config = _read_object(directory / TOKENIZER_CONFIG)
         path = directory / TEMPLATE

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -15,49 +16,10 @@ from swift.data.pipeline import Pipeline, plain_plan
 from swift.data.records import JsonLines, Rows
 from swift.data.samples import Samples
 from swift.data.sources import DataError, TextFiles
-from swift.data.tokenizer import TokenizerFile
 from swift.errors import SettingError
+from tests.data.chats import CHAT, CHATML, MARKED, OLMOE, write_tokenizer
 
-tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
-
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-MARKED = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.role == 'assistant' %}"
-    "{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{% else %}{{ message.content }}<|im_end|>"
-    "{% endif %}\n{% endfor %}"
-)
-OLMOE = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|user|>\n' + "
-    "message['content'] + '\n' }}{% elif message['role'] == 'assistant' %}{{ '<|assistant|>\n'  + message['content'] "
-    "+ eos_token }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endif %}{% if loop.last and add_generation_prompt %}"
-    "{{ '<|assistant|>\n' }}{% endif %}{% endfor %}"
-)
-CHAT = [
-    {"role": "user", "content": "2 + 2?"},
-    {"role": "assistant", "content": "4 \u00e9\u20ac", "tool_calls": None},
-    {"role": "user", "content": "sure?\n"},
-    {"role": "assistant", "content": " yes"},
-]
-
-
-def write_tokenizer(directory, template, **config) -> TokenizerFile:
-    """A tokenizer of bytes with special tokens, with a template beside it."""
-    alphabet = {letter: n for n, letter in enumerate(sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(alphabet, []))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>", "<|im_start|>", "<|im_end|>", "<|pad|>"])
-    directory.mkdir(exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    if template is not None:
-        (directory / "chat_template.jinja").write_text(template)
-    if config:
-        (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return TokenizerFile(str(directory / "tokenizer.json"), end_of_document="<|end|>")
 
 
 def answers_of(tokenizer, messages, **options) -> tuple[str, list[str]]:
@@ -101,7 +63,11 @@ LAST_ONLY = "{% for m in messages %}{% if m.role == 'user' or loop.last %}[{{ m.
     ("template", "messages", "said"),
     [
         (LAST_ONLY, CHAT, r"renders what stands before the end of message 2 in another way when more follows"),
-        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", CHAT, "where the answer of message 2 begins"),
+        (
+            "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+            CHAT,
+            "the answer of message 2 begins",
+        ),
         (CHATML, CHAT[1:], "the first message is an answer"),
         (CHATML, CHAT[:1], "no message of the role 'assistant'"),
         (CHATML, "hello", "the field 'messages' is not a list of messages, each with a role"),
@@ -120,12 +86,15 @@ def test_what_cannot_be_rendered_or_told_apart_is_refused(tmp_path, template, me
     assert "\n" not in str(raised.value)
 
 
-def test_a_tokenizer_without_a_template_is_refused(tmp_path):
+def test_a_tokenizer_without_a_template_is_refused(tmp_path, monkeypatch):
     with pytest.raises(SettingError, match=r"Chat.tokenizer = .* put one there as chat_template.jinja"):
         Chat(write_tokenizer(tmp_path, None)).template  # noqa: B018
+    (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(SettingError, match=r"tokenizer_config.json'?: is not JSON"):
-        (tmp_path / "tokenizer_config.json").write_text("{")
         Chat(write_tokenizer(tmp_path, None)).template  # noqa: B018
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(SettingError, match=r"extra 'tokenizers': pip install"):
+        Chat(write_tokenizer(tmp_path, CHATML)).template  # noqa: B018
 
 
 def test_an_operator_that_has_rendered_goes_to_another_process(tmp_path):
