@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.experts.routing import Gating, route
+from swift.experts.routers import TopK
 from swift.generate.request import GREEDY, Choices, choose
 from swift.largest import largest
 from swift.models.vocabulary.lookup import choose_hot_rows
@@ -54,7 +54,7 @@ def test_choosing_sorts_no_vocabulary():
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 def test_routing_sorts_no_experts(scores):
     def gates(logits_TE, bias_E):
-        routing = route(logits_TE, Gating(6, scores), bias_E)
+        routing = TopK(scores).choose(logits_TE, 6, bias_E)
         return routing.gates_TK[:, 0].sum() * routing.probs_TE.sum(), routing.choices_TK[:, :1]
 
     logits, bias = jax.ShapeDtypeStruct((512, 60), jnp.float32), jax.ShapeDtypeStruct((60,), jnp.float32)

@@ -67,7 +67,7 @@ from swift.train.start import (
     find_weights,
     needs_summary,
     open_run,
-    try_placement,
+    try_own_rules,
     write_summary,
 )
 
@@ -315,9 +315,9 @@ def launch(options: argparse.Namespace) -> None:
     )
     with acquire_run(run) as lease:  # first, so that a conflict with another process is reported without delay
         storage = job.storage(run.run_dir)
-        try_placement(experiment)
+        try_own_rules(experiment)
         if job.is_elastic and experiment.topology.num_expert_ranks > 1:
-            try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # for the case of a failure
+            try_own_rules(experiment, experiment.topology.num_expert_ranks - 1)  # for the case of a failure
         summary = _launch(job, run, lease, storage)
     from swift.cli.report import distance_line, show_run
 

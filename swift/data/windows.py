@@ -144,7 +144,7 @@ class Batch(NamedTuple):
 
     def map(self, function: Callable[[np.ndarray], Any]) -> "Batch":
         """Applies a function to each array."""
-        return Batch(*(None if leaf is None else function(leaf) for leaf in self))
+        return Batch(*(leaf if leaf is None else function(leaf) for leaf in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,8 +98,8 @@ def _by_rank(tokens: RouterTokens, num_ranks: int) -> list[RouterTokens]:
     noise = tokens.noise
     keys = [None] * num_ranks if noise is None else parts(noise.keys_B)
     return [
-        RouterTokens(*leaves, tokens.state, None if noise is None else replace(noise, keys_B=keys_B))
-        for *leaves, keys_B in zip(*map(parts, tokens[:3]), keys, strict=True)
+        RouterTokens(logits_TX, x_TD, valid_T, tokens.state, None if noise is None else replace(noise, keys_B=keys_B))
+        for logits_TX, x_TD, valid_T, keys_B in zip(*map(parts, tokens[:3]), keys, strict=True)
     ]
 
 

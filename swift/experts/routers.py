@@ -278,4 +278,8 @@ class ExpertChoice(Router):
         return jnp.zeros((), routing.probs_TE.dtype)
 
     def _tokens_per_expert(self, num_tokens: int, num_classes: int, top_k: int) -> int:
-        return num_tokens * top_k // num_classes
+        number = num_tokens * top_k // num_classes
+        if not number:
+            allowed = f"has too few tokens: a rank has {num_tokens} in a micro-batch, for {num_classes} experts"
+            raise SettingError("ExpertConfig.router", self, allowed)
+        return number

@@ -25,9 +25,7 @@ from swift.schedules.plans.normalize import ChunkAssignment, plan_document
 from swift.topology import worker_names
 
 
-def step_record(
-    step: int, metrics: Mapping[str, np.ndarray], step_s: float, spec: StepSpec, input_s: float
-) -> dict[str, Any]:
+def step_record(step: int, metrics: Mapping[str, Any], step_s: float, spec: StepSpec, input_s: float) -> dict[str, Any]:
     """Builds the record of one iteration; it has the field ``invalid_placement`` only if the placement is invalid.
 
     Args:

@@ -165,19 +165,26 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
-    """Tries out a user-defined placement policy before a run; Swift's own policies are skipped.
+def try_own_rules(experiment: Experiment, num_ranks: int | None = None) -> None:
+    """Tries out a user's placement policy and router before a run; Swift's own are skipped.
 
     Args:
         experiment: settings of the run.
         num_ranks: number of expert ranks to place experts on; None to use the experiment's number.
 
     Raises:
-        SettingError: the policy fails the trial.
+        SettingError: the policy or router fails its trial.
     """
     experiment = with_num_ranks(experiment, num_ranks or experiment.topology.num_expert_ranks)
-    num_layers, module = checkpoint_cut(experiment).stack_size(True), type(experiment.placement).__module__
-    if num_layers and not module.startswith("swift."):
+    num_layers, experts = checkpoint_cut(experiment).stack_size(True), experiment.experts
+    if not num_layers:
+        return
+    if not _is_swifts(experts.router):
+        from swift.experts.router_trial import check_router
+
+        sizes = experts.num_classes, experts.top_k, experiment.model.model_dim
+        check_router(experts.router, *sizes, setting="ExpertConfig.router")
+    if not _is_swifts(experiment.placement):
         from swift.experts.placement.trial import check_policy
 
         check_policy(
@@ -189,6 +196,10 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
             num_tokens=experiment.tokens_per_step * experiment.experts.top_k,
             setting="Experiment.placement",
         )
+
+
+def _is_swifts(rule: object) -> bool:
+    return type(rule).__module__.startswith("swift.")
 
 
 def check_resumable(experiment: Experiment, options: TrainOptions) -> None:

@@ -54,7 +54,7 @@ from swift.train.start import (
     next_length,
     open_run,
     read_start,
-    try_placement,
+    try_own_rules,
     write_summary,
 )
 from swift.variables import compiler_variables
@@ -74,7 +74,7 @@ def check_before(experiment: Experiment, options: TrainOptions) -> Any:
         check_new_run(options.run_dir)
     if options.hosts.count > 1:
         check_hosts(experiment, 0)
-    try_placement(experiment)
+    try_own_rules(experiment)
     loader, _ = _load_data(experiment, options, lambda line: print(line, file=sys.stderr, flush=True))
     listed, length = failure_list(experiment), next_length(experiment, options, 0, experiment.num_steps)
     with users_settings():
@@ -113,7 +113,7 @@ def train(
     hosts = options.hosts
     with users_settings(), ExitStack() as stack:
         with hosts.all_or_none():
-            try_placement(experiment)
+            try_own_rules(experiment)
             lease = stack.enter_context(acquire_run(options)) if hosts.is_first else None
         hosts.check_shared(options.run_dir)
         return _train(experiment, options, failures, lease)

@@ -19,6 +19,7 @@ from swift.data.tokenizer import prompt_tokens
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig, SlotCapacity
 from swift.experts.placement.policy import Static
+from swift.experts.routers import NoisyTopK, TopK
 from swift.hub.architectures import read_decoder, write_decoder
 from swift.hub.companions import generation_of
 from swift.hub.exporting import decoder_of
@@ -294,11 +295,13 @@ def test_a_run_is_written_for_the_family_that_computes_it():
         ({"qk_norm": "projection", "head_dim": 48}, {}),  # the norm would have the model's width
         ({"num_dense_layers": 1, "head_dim": 48}, {}),
         ({"num_dense_layers": 1, "rope_scaling": "yarn", "rope_factor": 2.0}, {}),
-        ({"num_dense_layers": 1}, {"top_k": 1, "normalize_gates": True}),
-        ({}, {"gate_scale": 2.0}),
+        ({"num_dense_layers": 1}, {"top_k": 1, "router": TopK(normalize_gates=True)}),
     ):
         with pytest.raises(SettingError, match="the only ones that can be written for the hub"):
             family(model, experts)
+    for router in (TopK(gate_scale=2.0), TopK("sigmoid"), TopK(bias_update_rate=0.1), NoisyTopK()):
+        with pytest.raises(SettingError, match="only @TopK"):
+            family(experts={"router": router})
 
 
 def test_tied_embeddings_come_back(tmp_path):
@@ -459,11 +462,11 @@ def test_what_a_configuration_leaves_out_is_as_its_class_has_it(kind, epsilon, t
 
 def test_a_model_of_another_shape_is_no_model_of_the_hub(imported, tmp_path, capsys):
     config = json.loads((imported / "config.json").read_text())
-    config["experiment"]["settings"]["experts"]["settings"]["gate_scale"] = 2.0
+    config["experiment"]["settings"]["experts"]["settings"]["router"]["settings"]["gate_scale"] = 2.0
     spoilt = shutil.copytree(imported, tmp_path / "model")
     (spoilt / "config.json").write_text(json.dumps(config))
     assert main(["export", str(spoilt), "--format", "hf", "--out", str(tmp_path / "out")]) == 2
-    assert "the only ones that can be written for the hub" in capsys.readouterr().err
+    assert "only @TopK()" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -537,7 +540,7 @@ def test_a_run_begins_with_a_model_and_is_exported(hub, imported, tmp_path):
                 "Experiment.experts = @ExpertConfig()",
                 "ExpertConfig.num_classes = 4",
                 "ExpertConfig.top_k = 2",
-                "ExpertConfig.normalize_gates = False",
+                "TopK.normalize_gates = False",
                 "Experiment.topology = @Topology()",
                 "Topology.num_expert_ranks = 2",
                 "Experiment.num_steps = 1",

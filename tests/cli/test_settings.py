@@ -66,7 +66,7 @@ SETTINGS = {
     "Experiment.cut=(3,)": "Experiment.cut = (3,): must sum to ModelConfig.num_layers = 2, not 3",
     "Experiment.cut=(0,)": "Experiment.cut = (0,): must be whole numbers of at least 1: every stage needs a layer",
     "ModelConfig.norm=batch": "ModelConfig.norm = 'batch': must be one of layernorm, rmsnorm",
-    "ExpertConfig.gate_scale=0": "ExpertConfig.gate_scale = 0: must be a number above 0",
+    "TopK.gate_scale=0": "TopK.gate_scale = 0: must be a number above 0",
     # the optimizer
     "OptimizerConfig.name=adamv": "OptimizerConfig.name = 'adamv': optax has no such optimizer; try adamw, sgd or lion",
     "OptimizerConfig.name=3": "OptimizerConfig.name = 3: must be a text",

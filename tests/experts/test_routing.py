@@ -7,9 +7,18 @@ import pytest
 
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import auxiliary_loss
-from swift.experts.routing import Gating, balance_loss, balancing_step, route, z_loss
+from swift.experts.routers import TopK
+from swift.experts.routing import RouterTokens, balance_loss, z_loss
 
 DTYPES = ["float32", "bfloat16"]
+
+
+def tokens_of(logits_TE, **state):
+    return RouterTokens(logits_TE, jnp.zeros((len(logits_TE), 2)), jnp.ones(len(logits_TE), bool), state)
+
+
+def route(logits_TE, top_k, router=TopK(), **state):  # noqa: B008 - frozen
+    return router.route(tokens_of(logits_TE, **state), logits_TE.shape[1], top_k)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -19,7 +28,7 @@ def test_tokens_go_to_the_classes_of_the_largest_logits(top_k, scale, dtype):
     """Beyond a spread of about 100 all probabilities but the first are zero, and say nothing of the order."""
     steps_TE = np.random.default_rng(0).permuted(np.tile(np.arange(8), (64, 1)), axis=1) - 5
     logits_TE = jnp.asarray(steps_TE * scale, dtype)
-    choices_TK, gates_TK, probs_TE = jax.device_get(route(logits_TE, Gating(top_k)))
+    choices_TK, gates_TK, probs_TE, *_ = jax.device_get(route(logits_TE, top_k))
     np.testing.assert_array_equal(choices_TK, np.argsort(-steps_TE, axis=1)[:, :top_k])
     assert choices_TK.dtype == np.int32
     assert gates_TK.dtype == probs_TE.dtype == np.float32
@@ -33,7 +42,7 @@ def test_tokens_go_to_the_classes_of_the_largest_logits(top_k, scale, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_second_choice_whose_probability_underflows_has_a_finite_gradient(dtype):
     logits_TE = jnp.asarray([[0.0, -300.0, 200.0, -400.0]], dtype)
-    gradient_TE = jax.grad(lambda logits_TE: jnp.sum(route(logits_TE, Gating(2)).gates_TK[:, 1]))(logits_TE)
+    gradient_TE = jax.grad(lambda logits_TE: jnp.sum(route(logits_TE, 2).gates_TK[:, 1]))(logits_TE)
     assert gradient_TE.dtype == logits_TE.dtype
     np.testing.assert_array_equal(np.asarray(gradient_TE, np.float32), 0)
 
@@ -49,14 +58,18 @@ def test_a_bias_chooses_and_does_not_weigh(top_k):
     """A token at a time: the experts of the largest sum of score and bias, with their scores alone as gates."""
     logits_TE, random = drawn()
     bias_E = random.standard_normal(5)
-    gating = Gating(top_k, "sigmoid", normalized=True, scale=2.5)
-    choices_TK, gates_TK, _ = route(jnp.asarray(logits_TE), gating, jnp.asarray(bias_E))
+    router = TopK("sigmoid", normalize_gates=True, gate_scale=2.5)
+    choices_TK, gates_TK, *_ = route(jnp.asarray(logits_TE), top_k, router, bias_E=jnp.asarray(bias_E))
     for logits_E, choices_K, gates_K in zip(logits_TE, choices_TK, gates_TK, strict=True):
         scores = [1 / (1 + np.exp(-logit)) for logit in logits_E]
         wanted = sorted(range(5), key=lambda e: -(scores[e] + bias_E[e]))[:top_k]
         assert list(choices_K) == wanted
         np.testing.assert_allclose(gates_K, [2.5 * scores[e] / sum(scores[e] for e in wanted) for e in wanted])
-    gradient_E = jax.grad(lambda bias: route(jnp.asarray(logits_TE), gating, bias).gates_TK.sum())(jnp.asarray(bias_E))
+
+    def sum_of_gates(bias_E):
+        return route(jnp.asarray(logits_TE), top_k, router, bias_E=bias_E).gates_TK.sum()
+
+    gradient_E = jax.grad(sum_of_gates)(jnp.asarray(bias_E))
     assert not gradient_E.any()
 
 
@@ -64,7 +77,7 @@ def test_gates_are_numbers_where_all_sigmoids_underflow():
     logits_TE = jnp.asarray([[-200.0, -201.0, -202.0, -203.0]])
 
     def total(logits_TE):
-        routing = route(logits_TE, Gating(2, "sigmoid", normalized=True))
+        routing = route(logits_TE, 2, TopK("sigmoid", normalize_gates=True))
         return routing.gates_TK[0, 0] + routing.probs_TE[0, 0]
 
     value, gradient_TE = jax.value_and_grad(total)(logits_TE)
@@ -98,8 +111,9 @@ def test_the_ranks_parts_of_the_z_loss():
 def test_what_is_minimized_is_the_sum_of_both_losses_by_their_coefficients(of_balance, of_z):
     experts = ExpertConfig(5, top_k=2, aux_loss_coefficient=of_balance, z_loss_coefficient=of_z)
     logits_TE, valid_T = jnp.asarray(drawn()[0]), np.ones(9, bool)
-    routing, popularity_E = route(logits_TE, experts.gating), jnp.asarray([6, 1, 5, 4, 2], jnp.int32)
-    found = experts.auxiliary_weight * auxiliary_loss(experts, routing, logits_TE, valid_T, popularity_E, np.int32(9))
+    tokens, popularity_E = tokens_of(logits_TE), jnp.asarray([6, 1, 5, 4, 2], jnp.int32)
+    routing = experts.route(tokens)
+    found = experts.auxiliary_weight * auxiliary_loss(experts, routing, tokens, popularity_E, np.int32(9))
     balance = balance_loss(routing.probs_TE, valid_T, popularity_E, np.int32(9), 2)
     np.testing.assert_allclose(found, of_balance * balance + of_z * z_loss(logits_TE, valid_T, np.int32(9)))
 
@@ -107,4 +121,7 @@ def test_what_is_minimized_is_the_sum_of_both_losses_by_their_coefficients(of_ba
 def test_biases_rise_where_tokens_are_few():
     popularity_LE = jnp.asarray([[5, 3, 4], [0, 0, 9], [0, 0, 0]], jnp.int32)
     expected_LE = [[-0.25, 0.25, 0], [0.25, 0.25, -0.25], [0, 0, 0]]
-    np.testing.assert_array_equal(balancing_step(popularity_LE, 0.25, jnp.float32), expected_LE)
+    router, before = TopK(bias_update_rate=0.25), {"bias_E": jnp.asarray([0.5, 0.0, -1.0])}
+    for popularity_E, expected_E in zip(popularity_LE, expected_LE, strict=True):
+        after = router.update_state(before, popularity_E)
+        np.testing.assert_array_equal(after["bias_E"], before["bias_E"] + np.array(expected_E))

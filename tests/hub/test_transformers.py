@@ -16,7 +16,8 @@ from swift.cli.main import main
 from swift.config.gin_reader import load_stored
 from swift.experts.config import ExpertConfig
 from swift.experts.reference import dropless_moe
-from swift.experts.routing import Gating, balance_loss, count_choices, route
+from swift.experts.routers import TopK
+from swift.experts.routing import balance_loss, count_choices
 from swift.hub.architectures import FAMILIES, read_decoder
 from swift.hub.tensors import tensor_locations
 from swift.models.reference_model import plain_logits
@@ -210,7 +211,7 @@ def test_a_router_with_a_bias_is_theirs():
     theirs = layer(x)
     theirs.backward(dy)
 
-    experts = ExpertConfig(classes, top_k=top_k, scores="sigmoid", normalize_gates=True, gate_scale=2.5)
+    experts = ExpertConfig(classes, top_k=top_k, router=TopK("sigmoid", normalize_gates=True, gate_scale=2.5))
     parts = {name: of.detach().numpy() for name, of in layer.named_parameters()}
     gate_up = parts["experts.gate_up_proj"].swapaxes(1, 2)
     expert = {
@@ -224,9 +225,9 @@ def test_a_router_with_a_bias_is_theirs():
         return jax.nn.silu(x @ of["gate"]) * (x @ of["up"]) @ of["down"]
 
     def ours(x_TD):
-        bias_E = jnp.asarray(layer.gate.e_score_correction_bias.numpy())
+        state = {"bias_E": jnp.asarray(layer.gate.e_score_correction_bias.numpy())}
         every = lambda x: network(jnp.broadcast_to(x, (classes, *x.shape)), expert)  # noqa: E731
-        return dropless_moe(experts, x_TD @ parts["gate.weight"].T, x_TD, every, bias_E) + network(x_TD, shared)
+        return dropless_moe(experts, x_TD @ parts["gate.weight"].T, x_TD, every, state) + network(x_TD, shared)
 
     found, pull_back = jax.vjp(ours, jnp.asarray(x.detach().numpy()[0]))
     # Outputs are tens here, and float32 rounds by the size of the largest terms of a sum.
@@ -399,7 +400,7 @@ def test_the_auxiliary_loss_of_balanced_layers_is_theirs():
     for layers, classes, top_k in ((1, 5, 1), (3, 8, 2), (7, 8, 4)):
         logits = np.random.default_rng(layers).normal(size=(64, classes)).astype(np.float32)
         theirs = module.load_balancing_loss_func((torch.tensor(logits),) * layers, classes, top_k).item()
-        routing = route(jnp.asarray(logits), Gating(top_k))
+        routing = TopK().choose(jnp.asarray(logits), top_k)
         counts = count_choices(routing.choices_TK, jnp.ones(routing.choices_TK.shape, bool), classes)
         ours = layers * float(balance_loss(routing.probs_TE, jnp.ones(64, bool), counts, jnp.int32(64), top_k))
         sizes = {"num_hidden_layers": layers, "num_experts": classes, "num_experts_per_tok": top_k}

@@ -58,14 +58,14 @@ def attention(x_TD, parts, config):
 
 def gates(logits_E, experts):
     """The experts of a token and their gates, {expert: gate}."""
-    if experts.scores == "sigmoid":
+    if experts.router.scores == "sigmoid":
         scores = 1 / (1 + np.exp(-logits_E))
     else:
         scores = np.exp(logits_E - logits_E.max())
         scores /= scores.sum()
     chosen = sorted(range(len(scores)), key=lambda expert: -logits_E[expert])[: experts.top_k]
-    total = sum(scores[expert] for expert in chosen) if experts.normalize_gates else 1.0
-    return {expert: experts.gate_scale * scores[expert] / total for expert in chosen}
+    total = sum(scores[expert] for expert in chosen) if experts.router.normalize_gates else 1.0
+    return {expert: experts.router.gate_scale * scores[expert] / total for expert in chosen}
 
 
 def mixture(x_TD, router, expert, config, experts):

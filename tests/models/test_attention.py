@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from swift.experts.config import ExpertConfig
+from swift.experts.routers import TopK
 from swift.models import attention_kernels
 from swift.models.attention_kernels import KERNELS, blockwise_attention, causal_attention, tiled_attention
 from swift.models.config import ModelConfig
@@ -97,7 +98,7 @@ def test_a_packed_sequence_is_that_of_the_papers():
     config = ModelConfig(
         2, 12, 4, 10, 6, (True,), norm="rmsnorm", positions="rope", activation="swiglu", num_kv_heads=2, head_dim=4
     )
-    experts = ExpertConfig(num_classes=3, top_k=2, normalize_gates=True)
+    experts = ExpertConfig(num_classes=3, top_k=2, router=TopK(normalize_gates=True))
     gpt, random = GPT(config, 9, 3, "blockwise", separator=8), np.random.default_rng(1)
     params = {
         group: 0.5 * random.standard_normal(shape.shape)

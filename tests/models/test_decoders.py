@@ -7,6 +7,7 @@ import pytest
 
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
+from swift.experts.routers import TopK
 from swift.models.config import ModelConfig
 from swift.models.gpt import GPT
 from swift.models.reference_model import plain_logits
@@ -18,18 +19,21 @@ pytestmark = pytest.mark.usefixtures("x64")
 COMMON = {"num_layers": 2, "model_dim": 12, "num_heads": 4, "ffn_dim": 10, "sequence_length": 6, "moe_pattern": (True,)}
 MODERN = {"norm": "rmsnorm", "norm_epsilon": 1e-5, "positions": "rope", "activation": "swiglu"}
 DECODERS = {
-    "olmoe": ({"num_kv_heads": 4, "head_dim": 4, "qk_norm": "projection"}, {"top_k": 3, "normalize_gates": False}),
+    "olmoe": (
+        {"num_kv_heads": 4, "head_dim": 4, "qk_norm": "projection"},
+        {"top_k": 3, "router": TopK(normalize_gates=False)},
+    ),
     "qwen3": (
         {"num_kv_heads": 2, "head_dim": 6, "qk_norm": "head", "rope_theta": 1e6},
-        {"top_k": 3, "normalize_gates": True},
+        {"top_k": 3, "router": TopK(normalize_gates=True)},
     ),
     "deepseek": (
         {"num_kv_heads": 4, "head_dim": 4, "num_dense_layers": 1, "num_shared_experts": 2, "expert_dim": 6},
-        {"top_k": 2, "normalize_gates": False},
+        {"top_k": 2, "router": TopK(normalize_gates=False)},
     ),
     "sigmoid": (
         {"num_kv_heads": 1, "head_dim": 4, "tied_embeddings": True},
-        {"top_k": 2, "normalize_gates": True, "scores": "sigmoid", "gate_scale": 2.5},
+        {"top_k": 2, "router": TopK("sigmoid", normalize_gates=True, gate_scale=2.5)},
     ),
 }
 

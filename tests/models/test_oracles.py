@@ -10,7 +10,8 @@ import pytest
 
 from swift.experts.config import ExpertConfig, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimizer
-from swift.experts.routing import Gating, balance_loss, route
+from swift.experts.routers import TopK
+from swift.experts.routing import balance_loss
 from swift.models.config import ModelConfig
 from swift.models.gpt import GPT
 from swift.models.reference_model import plain_logits, plain_sums
@@ -31,12 +32,12 @@ def test_routing(top_k):
     random = np.random.default_rng(0)
     logits, weights, direction = random.standard_normal((3, 7, 5))
     choices, gates, probs = oracles.routing(logits, top_k)
-    found = route(jnp.asarray(logits), Gating(top_k))
+    found = TopK().choose(jnp.asarray(logits), top_k)
     np.testing.assert_array_equal(found.choices_TK, choices)
     np.testing.assert_allclose(found.gates_TK, gates, rtol=1e-12)
     np.testing.assert_allclose(found.probs_TE, probs, rtol=1e-12)
 
-    gradient = jax.grad(lambda logits: jnp.sum(route(logits, Gating(top_k)).gates_TK * weights[:, :top_k]))(logits)
+    gradient = jax.grad(lambda logits: jnp.sum(TopK().choose(logits, top_k).gates_TK * weights[:, :top_k]))(logits)
     expected = oracles.slope(lambda at: np.sum(oracles.routing(at, top_k)[1] * weights[:, :top_k]), logits, direction)
     np.testing.assert_allclose(np.sum(gradient * direction), expected, rtol=1e-7)
 

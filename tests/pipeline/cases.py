@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from swift.config.experiment import Experiment
 from swift.data.config import DataConfig
 from swift.experts.config import Capacity, ExpertConfig, SlotCapacity
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.policy import Static
+from swift.experts.routers import ExpertChoice, NoisyTopK, Sinkhorn, TopK
+from swift.experts.routing import Number, Router, Routing
 from swift.models.config import ModelConfig
 from swift.topology import Topology
 
@@ -28,22 +31,59 @@ def documented_block():
     return names["Averaging"]()
 
 
+@dataclass(frozen=True)
+class Threshold(Router):
+    """A router of a user's own: one or two experts by a noisy threshold that moves with the load; with numbers."""
+
+    draws_noise = True
+
+    def most_choices(self, num_classes, top_k):  # noqa: ARG002
+        return 2
+
+    def init_state(self, num_classes):
+        return {"level_E": np.zeros(num_classes, np.float32), "seen": np.zeros((), np.float32)}
+
+    def update_state(self, state, popularity_E):
+        share_E = popularity_E / jnp.maximum(popularity_E.sum(), 1)
+        return {"level_E": 0.9 * state["level_E"] + 0.3 * share_E, "seen": 0.5 * state["seen"] + 1}
+
+    def route(self, tokens, num_classes, top_k):  # noqa: ARG002
+        logits_TE = tokens.logits_TX - (tokens.state["level_E"] * tokens.state["seen"])[None]
+        if tokens.noise is not None:
+            logits_TE += 0.3 * tokens.noise.draw(jax.random.gumbel, num_classes, dtype=logits_TE.dtype)
+        probs_TE = jax.nn.softmax(logits_TE)
+        best_T2, choices_T2 = jax.lax.top_k(probs_TE, 2)
+        is_choice_T2 = best_T2 > jnp.asarray([[0.0, 0.2]])
+        gates_T2 = jnp.where(is_choice_T2, best_T2, 0)
+        numbers = {
+            "probs": Number.mean(probs_TE, tokens.valid_T),
+            "choices": Number(jnp.sum(is_choice_T2 & tokens.valid_T[:, None], dtype=probs_TE.dtype)),
+        }
+        return Routing(choices_T2.astype(jnp.int32), gates_T2, probs_TE, is_choice_T2, numbers)
+
+
 _MODERN = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu"}
 DECODERS = {
     "": ({}, {}),
     "shared": (
         _MODERN | {"num_shared_experts": 2, "expert_dim": 6, "num_kv_heads": 1, "qk_norm": "head"},
-        {"normalize_gates": False},
+        {"router": TopK(normalize_gates=False)},
     ),
     "sigmoid": (
         _MODERN | {"head_dim": 6, "qk_norm": "projection"},
-        {"scores": "sigmoid", "normalize_gates": True, "gate_scale": 2.5},
+        {"router": TopK("sigmoid", normalize_gates=True, gate_scale=2.5)},
     ),
     "tied": ({"tied_embeddings": True}, {}),
     "documented": (
-        {"block": documented_block(), "router_bias": True},
-        {"scores": "sigmoid", "z_loss_coefficient": 0.1, "bias_update_rate": 0.05},
+        {"block": documented_block()},
+        {"z_loss_coefficient": 0.1, "router": TopK("sigmoid", bias_update_rate=0.05)},
     ),
+    "noisy": ({}, {"router": NoisyTopK()}),
+    "groups": ({}, {"router": TopK(num_groups=2, top_groups=1, group_score="top2")}),
+    "sinkhorn": ({}, {"router": Sinkhorn()}),
+    "expert choice": ({}, {"router": ExpertChoice()}),
+    "capped choice": ({}, {"router": ExpertChoice(most_experts=2), "z_loss_coefficient": 0.1}),
+    "threshold": ({}, {"router": Threshold()}),
 }
 """Settings of the model and of its experts, beside those of GPT-2's shape."""
 

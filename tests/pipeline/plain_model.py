@@ -3,6 +3,7 @@
 Legend: P stages, L MoE layers, C and E classes, N expert ranks, S slots, W parameters.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -14,6 +15,8 @@ import numpy as np
 import optax
 from jax import lax
 
+from swift.experts.layer import Load
+from swift.experts.routers import TopK
 from swift.models.reference_model import plain_sums
 from swift.train.build import make_step_spec
 from tests.pipeline.cases import NUM_CLASSES, Case, experiment_of
@@ -27,6 +30,7 @@ class Plain(NamedTuple):
     popularity: Any  # [all MoE layers, E]
     dropped: Any
     overflowed: Any
+    numbers: Any  # sums by name, over all tokens
     norm: Any
     gradients: Any
 
@@ -46,11 +50,12 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
             *losses, loads = plain_sums(
                 replace(spec.gpt, kernel="plain"), spec.experts, weights, placement_LNS, *microbatch
             )
-            load = jax.tree.map(lambda *rows: jnp.stack(rows), *loads) if loads else (no_load,) * 3
+            load = jax.tree.map(lambda *rows: jnp.stack(rows), *loads) if loads else Load(*(no_load,) * 3)
             return jax.tree.map(jnp.add, sums, (*losses, *load)), None
 
         no_load = jnp.zeros((len(placement_LNS), NUM_CLASSES), jnp.int32)
-        (loss, aux, *load), _ = lax.scan(add, (jnp.zeros(()), jnp.zeros(()), *(no_load,) * 3), batch)
+        no_numbers = jax.tree.map(lambda leaf: jnp.zeros((len(placement_LNS), *leaf.shape)), spec.number_shapes)
+        (loss, aux, *load), _ = lax.scan(add, (jnp.zeros(()), jnp.zeros(()), *(no_load,) * 3, no_numbers), batch)
         loss, aux = loss / (batch.valid if batch.weights is None else batch.weights).sum(), aux / len(batch.valid)
         return loss + spec.experts.auxiliary_weight * aux, (loss, aux, *load)
 
@@ -67,14 +72,27 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
             by_stage = jnp.where(is_row_PL[..., None], popularity[rows_PL], 0)
             placement_PLNS, policy_P = jax.vmap(policy)(by_stage, placement_PLNS, policy_P)
         updated = optax.apply_updates(params, updates)
-        if setup.model.router_bias:
+        if setup.experts.router.init_state(NUM_CLASSES):
             updated["router"] = balanced(updated["router"], params["router"], popularity)
         after = updated, moments, placement_PLNS, policy_P
         return after, Plain(loss, aux, popularity, *drops, norm, raw)
 
     def balanced(router_LCW, before_LCW, popularity_LE):
-        """Routers whose biases have moved by the rate, up where an expert had less than its share of the tokens."""
-        group, rate = spec.gpt.groups["router"], setup.experts.bias_update_rate
+        """Routers with the states that follow from the load.
+
+        Biases have moved by the rate, up where an expert had less than its share of the tokens.
+        """
+        group, router = spec.gpt.groups["router"], setup.experts.router
+        if not isinstance(router, TopK):
+            weights, before = group.unpack(router_LCW[:, 0]), group.unpack(before_LCW[:, 0])
+            old = {name: before[name].get_value() for name in router.init_state(NUM_CLASSES)}
+            for layer, popularity_E in enumerate(popularity_LE):
+                new = router.update_state({name: value[layer] for name, value in old.items()}, popularity_E)
+                old = {name: value.at[layer].set(new[name]) for name, value in old.items()}
+            for name, value in old.items():
+                weights[name].set_value(value)
+            return group.pack(weights)[:, None]
+        rate = router.bias_update_rate
         lacks_LE = popularity_LE * NUM_CLASSES < popularity_LE.sum(axis=1, keepdims=True)
         exceeds_LE = popularity_LE * NUM_CLASSES > popularity_LE.sum(axis=1, keepdims=True)
         weights, before = group.unpack(router_LCW[:, 0]), group.unpack(before_LCW[:, 0])
@@ -97,6 +115,10 @@ def assert_metrics(found: dict[str, np.ndarray], expected: Plain) -> None:
     np.testing.assert_array_equal(found["popularity"], expected.popularity)
     np.testing.assert_array_equal(found["dropped"], expected.dropped)
     np.testing.assert_array_equal(found["overflowed"], expected.overflowed)
+    assert found.get("numbers", {}).keys() == dict(expected.numbers).keys()
+    for name, (total, weight) in dict(expected.numbers).items():
+        value = total if weight is None else total / weight[:, None]
+        np.testing.assert_allclose(found["numbers"][name], value, rtol=1e-10)
 
 
 def assert_close(spec, name: str, found, wanted, tolerance: float) -> None:
@@ -115,5 +137,7 @@ def assert_close(spec, name: str, found, wanted, tolerance: float) -> None:
 
 
 def is_bias(spec, group: str, leaf: int) -> bool:
-    """Whether a parameter is the biases by which experts are chosen."""
-    return group == "router" and spec.gpt.config.router_bias and leaf == 0
+    """Whether a parameter is a router's state, such as the biases by which experts are chosen."""
+    names = spec.gpt.router.init_state(NUM_CLASSES)
+    sizes = list(itertools.accumulate(spec.gpt.groups["router"].sizes, initial=0))
+    return group == "router" and sizes[leaf] in [spec.gpt.groups["router"].span(name)[0] for name in names]

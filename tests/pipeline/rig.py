@@ -93,8 +93,9 @@ class Rig:
             tokens[..., ::2] %= 7  # some tokens are frequent
         valid = np.arange(length) < random.integers(0, length + 1, shape)[..., None]
         valid[0, 0] = True  # gradients of no token at all are zeros
+        keys = random.integers(0, 2**32, (*shape, 2), dtype=np.uint32) if self.spec.draws_noise else None
         weights = (random.integers(0, 3, valid.shape) / 2 * valid).astype(np.float32) if self.case.weighs else None
-        return Batch(tokens[..., :-1], tokens[..., 1:], valid, weights=weights)
+        return Batch(tokens[..., :-1], tokens[..., 1:], valid, keys, weights)
 
     @cached_property
     def _begin(self):
@@ -143,7 +144,7 @@ class Rig:
         _, metrics, ok, gradients = self.run(drawn, step, table)
         found, (in_rows, ok, gradients) = by_iteration(metrics), jax.device_get((metrics, ok, gradients))
         assert ok.all()
-        for value in in_rows.values():
+        for value in jax.tree.leaves(in_rows):
             np.testing.assert_array_equal(value, np.broadcast_to(value[:1], value.shape))
         for k, expected in enumerate(self.plain(drawn)[0]):
             assert_metrics(found[k], expected)

@@ -102,6 +102,47 @@ CASES = {
         "top_k": 2,
         "window": 1,
     },
+    "a noisy router": {
+        "topology": (2, 2, 2),
+        "failed": [(0, 1)],
+        "decoder": "noisy",
+        "top_k": 2,
+        "pattern": (False, True),
+    },
+    "groups of experts": {"topology": (1, 2, 2), "decoder": "groups", "top_k": 2, "planner": "zero_bubble"},
+    "a balanced router": {"topology": (2, 2, 2), "failed": [(1, 1)], "decoder": "sinkhorn", "top_k": 2},
+    "experts that choose": {
+        "topology": (2, 2, 2),
+        "failed": [(1, 0)],
+        "decoder": "expert choice",
+        "top_k": 2,
+        "capacity": SlotCapacity(0.9),
+    },
+    "experts that choose, exact": {
+        "topology": (2, 2, 2),
+        "failed": [(0, 0)],
+        "decoder": "capped choice",
+        "top_k": 2,
+        "capacity": ExactCapacity(),
+        "window": 3,
+    },
+    "a router of one's own": {
+        "topology": (2, 2, 2),
+        "failed": [(0, 1)],
+        "decoder": "threshold",
+        "capacity": RankCapacity(0.7),
+        "window": 3,
+        "pattern": (True, False, True),
+        "cut": (2, 1),
+    },
+    "a router of one's own, two runs": {
+        "topology": (2, 2, 1),
+        "failed": [(1, 1)],
+        "pattern": (True, True),
+        "planner": "v",
+        "decoder": "threshold",
+        "capacity": RankCapacity(None),
+    },
     "two runs": {"topology": (2, 2, 1), "failed": [(1, 1)], "pattern": (False, True), "planner": "v"},
     "two runs, uneven cuts": {
         "topology": (3, 2, 2),
@@ -182,10 +223,10 @@ CASES = {
 }
 
 
-QUICK = ("an uneven cut", "a sharded head", "a sharded embedding", "weights")
+QUICK = ("an uneven cut", "a sharded head", "a sharded embedding", "weights", "a noisy router", "a router of one's own")
 """A failure, drops by slot, dense layers and an uneven cut, the first stage without experts; a head, and an
 embedding, in shares that do not divide the vocabulary; weights of losses, a third of them 0."""
-LONG = ("two runs", "two failures in a stage, capacity by rank", "tokens that go to a rank once")
+LONG = ("experts that choose", "two runs", "two failures in a stage, capacity by rank", "tokens that go to a rank once")
 """Two runs of layers a worker, one of which is lost; windows of three, two failures in a stage and capacity by rank.
 Today's decoders are those of the documents below."""
 

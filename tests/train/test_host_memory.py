@@ -14,6 +14,7 @@ from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.routers import TopK
 from swift.mesh.live import LiveMesh
 from swift.models.config import ModelConfig
 from swift.pipeline.reconfigure.compiled_steps import Steps
@@ -32,8 +33,8 @@ LAST = 6
 def experiment(corpus):
     """A worker of two ranks with two layers of each kind; matrices alone decay, and routers have biases."""
     return Experiment(
-        model=replace(MODEL, router_bias=True),
-        experts=ExpertConfig(num_classes=3, slots_per_rank=3),
+        model=MODEL,
+        experts=ExpertConfig(num_classes=3, slots_per_rank=3, router=TopK(bias_update_rate=1e-3)),
         topology=Topology(num_expert_ranks=2),
         data=corpus,
         optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2, decayed="matrices"),

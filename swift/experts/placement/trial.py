@@ -5,23 +5,16 @@ Errors found here are mistakes of the policy's author, so messages name the line
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
 
-import inspect
-import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.errors import SettingError, error_line
 from swift.experts.placement.policy import PlacementPolicy
 from swift.experts.placement.replicas import placement_error
-
-_TRACED = (
-    "needs a number where JAX has none yet, since it traces the policy before there is a load: "
-    "use jax.numpy, jnp.where and jax.lax instead of numpy, float() and Python's if and for"
-)
+from swift.experts.trial import Trial, described
 
 
 def check_policy(
@@ -67,45 +60,18 @@ def check_policy(
             trial.refuse(f"chooses differently for {name} when it is traced again: all ranks must choose the same")
 
 
-class _Trial:
-    """Checks of one policy, and the errors that name the setting that selected it."""
-
-    def __init__(self, policy: PlacementPolicy, setting: str):
-        self._policy, self._setting = policy, setting
-
-    def refuse(self, reason: str) -> NoReturn:
-        raise SettingError(self._setting, self._policy, reason)
-
-    def attempt(self, method: str, call: Callable[[], Any]) -> Any:
-        """Returns the result of a call; turns an exception into a SettingError about the policy's method."""
-        try:
-            return call()
-        except SettingError:
-            raise
-        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
-            raise SettingError(self._setting, self._policy, f"{method}{self._line(error)} {_TRACED}") from error
-        except Exception as error:
-            reason = f"{method}{self._line(error)} raises {error_line(error)}"
-            raise SettingError(self._setting, self._policy, reason) from error
-
-    def _line(self, error: Exception) -> str:
-        """Finds the last line of the policy's own file in an error's traceback."""
-        try:
-            policy_file = inspect.getfile(type(self._policy))
-        except (TypeError, OSError):
-            return ""
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == policy_file]
-        return f" ({policy_file.rpartition('/')[2]}:{lines[-1].lineno})" if lines else ""
+class _Trial(Trial):
+    """Checks of one policy."""
 
     def pair(self, method: str, result: Any, slots_LNS: tuple[int, int, int]) -> tuple[Any, Any]:
         """Checks that a method returned a placement and a state, both as abstract arrays; returns them."""
         if not isinstance(result, tuple) or len(result) != 2:
-            self.refuse(f"{method} returns {_described(result)}: must return (placement, state)")
+            self.refuse(f"{method} returns {described(result)}: must return (placement, state)")
         placement, state = result
         is_array = isinstance(placement, jax.ShapeDtypeStruct)
         if not is_array or placement.shape != slots_LNS or placement.dtype != jnp.int32:
             allowed = f"int32{list(slots_LNS)}, the expert in every slot by layer and rank"
-            self.refuse(f"{method} returns {_described(placement)} as the placement: must be {allowed}")
+            self.refuse(f"{method} returns {described(placement)} as the placement: must be {allowed}")
         return placement, state
 
     def same(self, method: str, before: Any, after: Any) -> None:
@@ -113,15 +79,15 @@ class _Trial:
         kinds = [[(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)] for state in (before, after)]
         trees: list[Any] = [jax.tree.structure(state) for state in (before, after)]
         if trees[0] != trees[1] or kinds[0] != kinds[1]:
-            allowed = f"must stay as init makes it, {_described(before)}"
-            self.refuse(f"{method} returns {_described(after)} as the state: {allowed}")
+            allowed = f"must stay as init makes it, {described(before)}"
+            self.refuse(f"{method} returns {described(after)} as the state: {allowed}")
 
     def run(
         self, num_classes: int, slots_LNS: tuple[int, int, int], loads: dict[str, np.ndarray]
     ) -> dict[str, tuple[Any, Any]]:
         """Traces the policy anew, runs it on the loads in turn, and returns the placement and state after each."""
         num_layers, *slots_NS = slots_LNS
-        policy = self._policy
+        policy = self.subject
         now = jax.jit(lambda: policy.init(num_layers, num_classes, *slots_NS))()
         self._check("init returns", now[0], num_classes)
         call, chosen = jax.jit(lambda *args: policy(*args)), {}
@@ -150,11 +116,3 @@ def _loads(num_layers: int, num_classes: int, num_tokens: int) -> Iterator[tuple
     yield "uneven tokens", np.stack([random.multinomial(num_tokens, share) for share in shares]).astype(np.int32)
     halves_E = num_tokens >> np.minimum(np.arange(1, num_classes + 1), 31)
     yield "half as many for each next expert", np.tile(halves_E.astype(np.int32), (num_layers, 1))
-
-
-def _described(tree: Any) -> str:
-    if isinstance(tree, jax.ShapeDtypeStruct):
-        return f"{tree.dtype}{list(tree.shape)}"
-    if isinstance(tree, tuple | list):
-        return f"({', '.join(map(_described, tree))})"
-    return f"a {type(tree).__name__}" if tree is not None else "nothing"

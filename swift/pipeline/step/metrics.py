@@ -65,7 +65,7 @@ def sum_together(sums: tuple[jax.Array, jax.Array, Any], axes: str | tuple[str, 
     dtype, ends = jnp.result_type(*leaves), np.cumsum([leaf.size for leaf in leaves])[:-1]
     flat = lax.psum(jnp.concatenate([leaf.astype(dtype).reshape(-1) for leaf in leaves]), axes)
     parts = zip(jnp.split(flat, ends), leaves, strict=True)
-    return tree.unflatten([part.reshape(leaf.shape) for part, leaf in parts])
+    return jax.tree.unflatten(tree, [part.reshape(leaf.shape) for part, leaf in parts])
 
 
 def in_model_order(spec: StepSpec, numbers: Any, holding: Index) -> Any:
