@@ -204,14 +204,13 @@ CASES = {
         "head": "sharded",
         "window": 3,
     },
-    "weights, two runs and a tied head": {
+    "weights, two runs": {
         "topology": (2, 2, 1),
         "failed": [(1, 1)],
         "weighs": True,
         "planner": "v",
         "pattern": (True, True),
-        "decoder": "tied",
-        "window": 1,
+        "decoder": "shared",
     },
     "a sharded embedding, two runs": {
         "topology": (2, 2, 2),

@@ -99,7 +99,7 @@ CASES = {
     "a sharded embedding and head": Case(
         ranks=3, slots=2, kind="virtual", sequences=6, microbatches=2, embedding="sharded", head="sharded"
     ),
-    "weights": Case(ranks=3, slots=2, sequences=5, microbatches=2, weighs=True),
+    "weights": Case(ranks=3, slots=2, sequences=6, microbatches=2, weighs=True),
 }
 
 
