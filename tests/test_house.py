@@ -51,7 +51,7 @@ LOADED = {
     "swift.cli.child_entry": (74, 7_300, set()),
     "swift.elastic.worker.worker": (158, 19_200, set()),
     "swift.train.trainer": (169, 21_400, set()),
-    "swift.data.loader": (21, 3_100, set()),
+    "swift.data.loader": (21, 3_300, set()),
     "swift.config.gin_reader": (41, 4_100, set()),
     "swift.cli.settings": (43, 4_100, set()),
     "swift.cli.plan": (40, 5_300, {"draw"}),

@@ -81,8 +81,8 @@ class ChatTemplate:
         known = {"eos_token": tokenizer.end_of_document, "bos_token": tokenizer.begin_of_prompt}
         found = known | _read_object(directory / SPECIAL_TOKENS) | config
         texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
-        special = tuple((name, texts[name]) for name in _SPECIAL if isinstance(texts.get(name), str))
-        return cls(str(path), source, special)
+        special = [(name, texts.get(name)) for name in _SPECIAL]
+        return cls(str(path), source, tuple((name, text) for name, text in special if isinstance(text, str)))
 
     def chat(self, messages: Messages, special: Sequence[str]) -> Rendered:
         """Renders a chat and finds its answers.
@@ -143,6 +143,16 @@ class ChatTemplate:
     def __getstate__(self) -> dict[str, Any]:
         """Returns the fields; the receiving process compiles the template."""
         return {name: getattr(self, name) for name in ("path", "source", "special_tokens")}
+
+
+def messages_of(field: str, value: Any) -> Messages:
+    """Checks that a field holds a chat; returns its messages without empty entries, as templates expect them."""
+    is_list = isinstance(value, list | tuple) and all(isinstance(message, Mapping) for message in value)
+    if not is_list or not all(isinstance(message.get("role"), str) for message in value):
+        raise DataError(f"the field {field!r} is not a list of messages, each with a role")
+    if not any(message["role"] == ASSISTANT for message in value):
+        raise DataError(f"a chat has no message of the role {ASSISTANT!r}, so nothing is learned from it: leave it out")
+    return [{name: entry for name, entry in message.items() if entry is not None} for message in value]
 
 
 def answer_weights(offsets_N2: np.ndarray, answers: Sequence[tuple[int, int]]) -> np.ndarray:

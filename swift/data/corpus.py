@@ -136,11 +136,12 @@ def _add_document(
     halves: list[tuple[Split, slice]] = [("train", slice(cut)), ("validation", slice(cut, None))]
     for side, part in halves if split is None else [(split, slice(None))]:
         ends = [] if weights is not None and tokens[part][-1] == separator else [separator]
-        for piece, factors in (
-            (tokens[part], np.ones(len(tokens[part])) if weights is None else weights[part]),
-            (np.array(ends, tokens.dtype), np.full(len(ends), weights is None)),
-        ):
-            add(side, domain, piece, factors.astype(np.float32) if config.weighs_tokens else None)
+        of_tokens, of_ends = None, None
+        if config.weighs_tokens:
+            of_tokens = np.ones(len(tokens[part]), np.float32) if weights is None else weights[part]
+            of_ends = np.full(len(ends), weights is None, np.float32)
+        add(side, domain, tokens[part], of_tokens)
+        add(side, domain, np.array(ends, tokens.dtype), of_ends)
 
 
 class Corpus(NamedTuple):
@@ -208,7 +209,7 @@ class _Splitter:
     def add(self, number: int, sample: Any) -> None:
         field = self._config.domain
         domain = domain_of(self._source.name(number)) if field is None else sample[field]
-        side, weights = self._sides[number], sample.get("weights")
+        side, weights = self._sides[number], sample.get("weights") if self._config.weighs_tokens else None
         _add_document(self._config, sample["tokens"], weights, side, domain, self._add)
 
     def closed(self) -> Any:

@@ -150,11 +150,10 @@ class Loader(Iterator[Batch]):
             return self._batches[step]._replace(keys=self._keys(step))
         first = step * is_read.size
         windows = [self._windows[first + n] if reads else self._padding for n, reads in enumerate(is_read.flat)]
-
-        def stacked(leaves: Sequence[np.ndarray | None]) -> np.ndarray | None:
-            return None if leaves[0] is None else np.stack(leaves).reshape(*is_read.shape, -1)
-
-        return Batch(*map(stacked, zip(*windows, strict=True)))._replace(keys=self._keys(step))
+        inputs, labels, valid = (np.stack(leaf) for leaf in zip(*(window[:3] for window in windows), strict=True))
+        weights = [window.weights for window in windows if window.weights is not None]
+        batch = Batch(inputs, labels, valid, weights=np.stack(weights) if weights else None)
+        return batch.map(lambda leaf: leaf.reshape(*is_read.shape, -1))._replace(keys=self._keys(step))
 
     def microbatch(self, step: int, index: int) -> Batch:
         """Loads micro-batch ``index`` of ``batch(step)`` without the others: arrays [B, T]."""

@@ -8,14 +8,16 @@ declares the fields it writes must return exactly these, so these declarations c
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from swift.data.chat import ASSISTANT, ChatTemplate, Messages, answer_weights
 from swift.data.sources import DataError, DocumentError
 from swift.data.tokenizer import Tokenizer, TokenizerFile
 from swift.errors import SettingError, check_count, error_line
+
+if TYPE_CHECKING:
+    from swift.data.chat import ChatTemplate
 
 Sample = Mapping[str, Any]
 """The fields of a sample by name: text, bytes, numbers, arrays."""
@@ -176,8 +178,10 @@ class Chat:
         return (self.field,)
 
     @functools.cached_property
-    def template(self) -> ChatTemplate:
+    def template(self) -> "ChatTemplate":
         """The chat template."""
+        from swift.data.chat import ChatTemplate
+
         return ChatTemplate.of(self.tokenizer)
 
     @functools.cached_property
@@ -198,22 +202,14 @@ class Chat:
             DataError: the field holds no chat with an answer, the template cannot render it, or it contains the token
                 that separates chats.
         """
-        chat = self.template.chat(_messages(self.field, sample[self.field]), self.tokenizer.special)
+        from swift.data.chat import answer_weights, messages_of
+
+        chat = self.template.chat(messages_of(self.field, sample[self.field]), self.tokenizer.special)
         tokens, offsets_N2 = self.tokenizer.encode_rendered(chat.text)
         if self.end_of_document is not None and self.separator in tokens:
             raise DataError(f"a chat contains {self.end_of_document!r}, which separates chats by Chat.end_of_document")
         dtype = np.min_scalar_type(self.tokenizer.vocab_size - 1)
         return {"tokens": tokens.astype(dtype), "weights": answer_weights(offsets_N2, chat.answers)}
-
-
-def _messages(field: str, value: Any) -> Messages:
-    """Checks that a field holds a chat; returns its messages without empty entries, as templates expect them."""
-    is_list = isinstance(value, list | tuple) and all(isinstance(message, Mapping) for message in value)
-    if not is_list or not all(isinstance(message.get("role"), str) for message in value):
-        raise DataError(f"the field {field!r} is not a list of messages, each with a role")
-    if not any(message["role"] == ASSISTANT for message in value):
-        raise DataError(f"a chat has no message of the role {ASSISTANT!r}, so nothing is learned from it: leave it out")
-    return [{name: entry for name, entry in message.items() if entry is not None} for message in value]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from swift.data.operators import (
     Apply,
-    Chat,
     Draw,
     DropDuplicates,
     Element,
@@ -29,7 +28,7 @@ from swift.data.operators import (
     name_of,
 )
 from swift.data.records import RecordSource
-from swift.data.tokenizer import Tokenizer, TokenizerFile
+from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError, check_count
 
 
@@ -123,10 +122,6 @@ class Pipeline:
     def tokenize(self, tokenizer: Tokenizer, field: str = "text") -> "Pipeline":
         """Adds the tokens of a text as the field ``tokens``."""
         return self.then(Tokenize(tokenizer, field))
-
-    def chat(self, tokenizer: TokenizerFile, field: str = "messages") -> "Pipeline":
-        """Adds the tokens of a chat and the weights of their losses, see ``Chat``."""
-        return self.then(Chat(tokenizer, field))
 
     def pack(self, length: int) -> "Pipeline":
         """Cuts the tokens of all samples into rows with segment numbers, see ``Pack``."""
