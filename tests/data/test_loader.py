@@ -95,7 +95,7 @@ def test_random_access_equals_iteration(config, make_loader):
     for step, batch in zip(range(2 * loader.num_batches_per_epoch), loader, strict=False):
         assert_equal(other.batch(step), batch)
         for index in range(SHAPE[0]):
-            assert_equal(other.microbatch(step, index), batch.map(lambda array: array[index]))
+            assert_equal(other.microbatch(step, index), batch.map(lambda array: array[index]))  # noqa: B023 - used at once
 
 
 @pytest.mark.long
