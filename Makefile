@@ -49,7 +49,7 @@ test-oldest: install  ## the quick tests with the oldest dependencies that pypro
 	$(BIN)/python tests/other_pythons.py --oldest
 
 test-peers: $(VENV)/.peers  ## models of the hub against transformers with torch (a minute, after their installation)
-	$(BIN)/python -m pytest tests/hub/test_transformers.py tests/hub/test_deepseek.py
+	$(BIN)/python -m pytest tests/hub/test_transformers.py tests/hub/test_deepseek.py tests/hub/test_finetuning.py
 
 $(VENV)/.peers: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'

@@ -7,6 +7,7 @@ from swift.checkpoint.config import CheckpointConfig
 from swift.config.cuts import model_chunks, planning_problem
 from swift.config.experiment import Experiment
 from swift.config.failures import failure_list
+from swift.data.config import DataConfig
 from swift.errors import MOST_COUNT, SettingError, check_number
 from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig, learning_rate
@@ -30,6 +31,7 @@ def check(experiment: Experiment) -> None:
     chunks = model_chunks(experiment)
     check_cuts(chunks, experiment.planner)
     check_adapting(settings, chunks)
+    check_chats(experiment.data, separates=experiment.separate_documents)
     check_warmup(experiment.optimizer, experiment.num_steps)
     learning_rate(experiment.optimizer, experiment.num_steps)
     check_single_worker(settings)
@@ -43,6 +45,13 @@ def check(experiment: Experiment) -> None:
     check_memory(experiment.optimizer.memory, experiment.ranks, chunks, experiment.adapt)
     if experiment.optimizer.layout == "coupled":
         check_coupled(settings)
+
+
+def check_chats(data: DataConfig, *, separates: bool) -> None:
+    """Raises SettingError if chats are to be separated by a token that may end each answer."""
+    if separates and any(chat.end_of_document is None for chat in data.chats):
+        allowed = "needs Chat.end_of_document: a token that no chat contains, such as the tokenizer's padding token"
+        raise SettingError("Experiment.separate_documents", separates, allowed)
 
 
 def check_warmup(optimizer: OptimizerConfig, num_steps: int) -> None:

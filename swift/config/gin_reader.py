@@ -25,7 +25,7 @@ from swift.config.experiment import Experiment
 from swift.config.maker import Maker
 from swift.config.stored import StoredObject, UnreadableConfig, build, parts, read_config, user_classes
 from swift.data.config import DataConfig, Mixture
-from swift.data.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
+from swift.data.operators import Chat, DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
 from swift.data.pipeline import Pipeline
 from swift.data.records import ArrayRecords, Documents, JsonLines
 from swift.data.sources import StandardLibrary, TextFiles, TokenFile
@@ -47,7 +47,7 @@ _KINDS = (
     *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
     *(DataConfig, StandardLibrary, TextFiles, TokenFile, ByteTokenizer, TokenizerFile),
     *(Mixture, Pipeline, Documents, JsonLines, ArrayRecords, ParquetFiles, DatasetDirectory),
-    *(Map, Filter, DropDuplicates, Tokenize, Shuffle, Pack, Stack),
+    *(Map, Filter, DropDuplicates, Tokenize, Chat, Shuffle, Pack, Stack),
     *(SlotCapacity, RankCapacity, ExactCapacity, TopK, NoisyTopK, Sinkhorn, ExpertChoice),
     *(Static, Symi, MinMax, Packed, FlexMoE),
 )

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from swift.data.operators import Pack, Shuffle, Stack, Tokenize, name_of
+from swift.data.operators import Chat, Pack, Shuffle, Stack, Tokenize, name_of
 from swift.data.pipeline import Pipeline
 from swift.data.sources import StandardLibrary, StreamSource, TextSource, TokenFile
 from swift.data.tokenizer import ByteTokenizer, Tokenizer
@@ -70,7 +70,8 @@ class DataConfig:
 
     Args:
         source: source of the documents; a pipeline's samples must have a field ``text``, or a field ``tokens`` without
-            a separator.
+            a separator. If an operator declares that it writes ``weights``, these are the weights of the tokens'
+            losses.
         tokenizer: tokenizer of the texts; with a ``TokenFile`` it is only used to decode.
         validation_share: expected share of the documents held out for validation, between 0 and 1. Each split gets at
             least one document; a single document is cut in two, and its end is used for validation. A ``StreamSource``
@@ -107,7 +108,7 @@ class DataConfig:
             raise SettingError("DataConfig.validation_share", self.validation_share, allowed)
         for name, source in zip(("source", "validation_source"), self.sources, strict=False):
             if isinstance(source, Pipeline):
-                _check_pipeline(f"DataConfig.{name}", source)
+                _check_pipeline(f"DataConfig.{name}", source, self.tokenizer)
         self._check_locality()
 
     def _check_locality(self) -> None:
@@ -147,22 +148,48 @@ class DataConfig:
         return self.tokenizer.vocab_size
 
     @property
+    def weighs_tokens(self) -> bool:
+        """Whether each token's loss has a weight, see ``weighs``."""
+        return any(weighs(source) for component in self.components for source in component.sources)
+
+    @property
+    def chats(self) -> tuple[Chat, ...]:
+        """The operators of all pipelines that turn chats into tokens."""
+        sources = [source for component in self.components for source in component.sources]
+        operators = [operator for source in sources if isinstance(source, Pipeline) for operator in source.operators]
+        return tuple(operator for operator in operators if isinstance(operator, Chat))
+
+    @property
     def separator(self) -> int:
         """The token that ends a document.
 
         Raises:
-            SettingError: the source is a ``TokenFile`` without ``end_of_document``.
+            SettingError: the source is a ``TokenFile`` without ``end_of_document``, or sources end their documents with
+                different tokens.
         """
-        if not isinstance(self.source, TokenFile):
-            return self.tokenizer.separator
-        if self.source.end_of_document is None:
-            raise SettingError("TokenFile.end_of_document", None, "must be known where documents are separated")
-        return self.source.end_of_document
+        if isinstance(self.source, TokenFile):
+            if self.source.end_of_document is None:
+                raise SettingError("TokenFile.end_of_document", None, "must be known where documents are separated")
+            return self.source.end_of_document
+        parts = self.components if isinstance(self.source, Mixture) else self.chats
+        separators = {part.separator for part in parts} or {self.tokenizer.separator}
+        if len(separators) > 1:
+            allowed = "must end their documents with the same token where documents are separated"
+            raise SettingError("DataConfig.source", self.source, allowed)
+        return separators.pop()
 
 
-def _check_pipeline(setting: str, pipeline: Pipeline) -> None:
+def weighs(source: object) -> bool:
+    """Whether the documents of a source have a weight for every token's loss: an operator writes ``weights``."""
+    operators = source.operators if isinstance(source, Pipeline) else ()
+    return any("weights" in (getattr(operator, "writes", None) or ()) for operator in operators)
+
+
+def _check_pipeline(setting: str, pipeline: Pipeline, tokenizer: Tokenizer) -> None:
     """Rejects operators that the run itself applies, and random ones, because the index would freeze their outcome."""
     for operator in pipeline.operators:
+        if isinstance(operator, Chat) and operator.tokenizer != tokenizer:
+            raise SettingError("Chat.tokenizer", operator.tokenizer, f"must be DataConfig.tokenizer, {tokenizer!r}")
         if isinstance(operator, Tokenize | Pack | Shuffle | Stack):
             text = (
                 "is not for a pipeline that trains: the run itself tokenizes, packs, shuffles and batches its documents"

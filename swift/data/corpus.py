@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swift.data.config import DataConfig, Split, cut_at, in_split
+from swift.data.config import DataConfig, Split, cut_at, in_split, weighs
 from swift.data.operators import Map, Sample
 from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
 from swift.data.records import ChosenRecords, Documents, RecordSource
@@ -17,8 +17,8 @@ from swift.data.survey import survey
 from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError, first_line
 
-AddTokens = Callable[[Split, str, np.ndarray], None]
-"""Takes a document's split, its domain and its tokens."""
+AddTokens = Callable[[Split, str, np.ndarray, np.ndarray | None], None]
+"""Takes a document's split, its domain, its tokens and their losses' weights, None if the data have none."""
 PlanReading = Callable[[Pipeline, InputHosts | None], InputPlan]
 """Plans a single pass over a pipeline with the connected input hosts; one reason begins with ``offload: ``."""
 _FEW = 1000
@@ -29,22 +29,27 @@ _FEW = 1000
 class DocumentTokens:
     """The last operator of a training pipeline: replaces a document with its tokens, without a separator.
 
+    If the documents have weights, the sample keeps them, as float32.
+
     Args:
         tokenizer: tokenizer of the field ``text``; a field ``tokens`` is used as it is.
         domain: field that names the document's domain, which is kept in the sample; None for no such field.
         is_text_source: whether the documents come from a ``TextSource``; errors then name the document rather than
             this operator, which the user did not write.
+        has_weights: whether the field ``weights`` has the weights of the tokens' losses.
     """
 
     tokenizer: Tokenizer
     domain: str | None = None
     is_text_source: bool = False
+    has_weights: bool = False
 
     def __call__(self, sample: Sample) -> Sample:
         """Returns the tokens, in the smallest unsigned type.
 
         Raises:
-            DataError: the text or the domain field is missing, or a token is outside the vocabulary.
+            DataError: the text or the domain field is missing, a token is outside the vocabulary, or the weights are
+                not one number from 0 for each token.
             DocumentError: a document of a ``TextSource`` has a token outside the vocabulary.
         """
         content = sample.get("tokens") if sample.get("tokens") is not None else sample.get("text")
@@ -59,6 +64,8 @@ class DocumentTokens:
             if self.is_text_source:
                 raise DocumentError(str(error)) from error
             raise
+        if self.has_weights:
+            document["weights"] = _weights_of(sample["weights"], len(document["tokens"]))
         if self.domain is None:
             return document
         if self.domain not in sample:
@@ -89,26 +96,52 @@ def tokens_of(content: Text, tokenizer: Tokenizer, name: str) -> np.ndarray:
     return tokens.astype(np.min_scalar_type(tokenizer.vocab_size - 1), copy=False)
 
 
-def _add_document(config: DataConfig, tokens: np.ndarray, split: Split | None, domain: str, add: AddTokens) -> None:
+def _weights_of(content: Any, num_tokens: int) -> np.ndarray:
+    """Returns the weights of a document's tokens, float32[num_tokens]."""
+    try:
+        weights = np.asarray(content, np.float32)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the weights of a document are not numbers: {first_line(error)}") from error
+    if weights.shape != (num_tokens,):
+        raise DataError(f"a document has {num_tokens} tokens and weights of shape {list(weights.shape)}")
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise DataError("a document has a weight that is not a number from 0")
+    return weights
+
+
+def _add_document(
+    config: DataConfig,
+    tokens: np.ndarray,
+    weights: np.ndarray | None,
+    split: Split | None,
+    domain: str,
+    add: AddTokens,
+) -> None:
     """Adds the tokens of a document, then a separator; an empty document adds nothing.
+
+    The separator's loss has the weight 0 if the document has weights, since nobody has asked to learn it. Such a
+    document gets no separator if it ends with one, as a chat may.
 
     Args:
         config: data settings.
         tokens: tokens, see ``tokens_of``.
+        weights: weights of the tokens' losses; None if the document has none, which is 1 for each.
         split: split that the document belongs to; None to divide it between both, each part with a separator.
         domain: domain of the document.
         add: takes the split, the domain and the tokens of each part.
     """
     if not len(tokens):
         return
-    cut, separator_1 = (
-        cut_at(len(tokens), config.validation_share),
-        np.array([config.tokenizer.separator], tokens.dtype),
-    )
-    halves: list[tuple[Split, np.ndarray]] = [("train", tokens[:cut]), ("validation", tokens[cut:])]
-    for side, part in halves if split is None else [(split, tokens)]:
-        add(side, domain, part)
-        add(side, domain, separator_1)
+    cut, separator = cut_at(len(tokens), config.validation_share), config.separator
+    halves: list[tuple[Split, slice]] = [("train", slice(cut)), ("validation", slice(cut, None))]
+    for side, part in halves if split is None else [(split, slice(None))]:
+        ends = [] if weights is not None and tokens[part][-1] == separator else [separator]
+        of_tokens, of_ends = None, None
+        if config.weighs_tokens:
+            of_tokens = np.ones(len(tokens[part]), np.float32) if weights is None else weights[part]
+            of_ends = np.full(len(ends), weights is None, np.float32)
+        add(side, domain, tokens[part], of_tokens)
+        add(side, domain, np.array(ends, tokens.dtype), of_ends)
 
 
 class Corpus(NamedTuple):
@@ -136,9 +169,8 @@ def _to_tokens(source: Any, config: DataConfig) -> Pipeline:
     pipeline = Pipeline(Documents(source)) if is_text_source else source
     if not isinstance(pipeline, Pipeline):
         raise SettingError("DataConfig.source", source, "must be a pipeline or texts: other data are read as they are")
-    return pipeline.then(
-        Map(DocumentTokens(config.tokenizer, config.domain, is_text_source), name="tokenize the documents")
-    )
+    to_tokens = DocumentTokens(config.tokenizer, config.domain, is_text_source, weighs(source))
+    return pipeline.then(Map(to_tokens, name="tokenize the documents"))
 
 
 def training_pipelines(config: DataConfig) -> tuple[Pipeline, ...]:
@@ -177,7 +209,8 @@ class _Splitter:
     def add(self, number: int, sample: Any) -> None:
         field = self._config.domain
         domain = domain_of(self._source.name(number)) if field is None else sample[field]
-        _add_document(self._config, sample["tokens"], self._sides[number], domain, self._add)
+        side, weights = self._sides[number], sample.get("weights") if self._config.weighs_tokens else None
+        _add_document(self._config, sample["tokens"], weights, side, domain, self._add)
 
     def closed(self) -> Any:
         return None

@@ -3,6 +3,7 @@
 A cache in memory copies samples instead, but accepts the same field types.
 """
 
+import copy
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ def encoded(sample: Mapping[str, Any]) -> bytes:
     """Serializes a sample.
 
     Raises:
-        Unencodable: a field is not text, bytes, a number, an array, or a list of texts and numbers.
+        Unencodable: a field is not text, bytes, a number, an array, or lists and mappings of texts and numbers.
     """
     fields, contents = list[Any](), list[bytes]()
     for name, value in sample.items():
@@ -76,7 +77,7 @@ def copied(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 def _copied(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
-        return list(value) if type(value) is list else value
+        return copy.deepcopy(value) if type(value) in (list, dict) else value
     if value.flags.c_contiguous:
         return np.array(value)
     axes = _axes_in_memory(value)
@@ -120,9 +121,15 @@ def _check_field(name: str, value: Any) -> None:
         if value.dtype.hasobject or value.dtype.names:
             raise Unencodable(f"field {name!r} is an array of {value.dtype}")
         return
-    is_list = type(value) is list and all(type(item) in _PLAIN for item in value)
-    if not isinstance(value, str | bytes) and type(value) not in _PLAIN and not is_list:
+    if not isinstance(value, str | bytes) and not _is_json(value):
         raise Unencodable(f"field {name!r} is a {type(value).__name__}")
+
+
+def _is_json(value: Any, depth: int = 100) -> bool:
+    """Whether JSON gives a value back: texts, numbers, and lists and mappings of them, nested at most so deep."""
+    if type(value) is dict:
+        return depth > 0 and all(type(key) is str and _is_json(entry, depth - 1) for key, entry in value.items())
+    return type(value) in _PLAIN or (type(value) is list and depth > 0 and all(_is_json(v, depth - 1) for v in value))
 
 
 def num_bytes(value: Any) -> int:

@@ -15,8 +15,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, get_args
@@ -39,14 +39,17 @@ from swift.data.sources import (
     TextSource,
     TokenFile,
     TokenReader,
+    WeightReader,
 )
-from swift.data.stream import SequentialStream, Spans, TokenStream, new_digest, open_stream, spans_of
+from swift.data.stream import SequentialStream, Spans, TokenStream, joint_digest, new_digest, open_stream, spans_of
 from swift.data.tokenizer import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError
 from swift.files import replace_file, sync_directory
 
 _VERSION = 2
 _HEAD, _RUNS = "index.json", "domains"
+_WEIGHTS: Mapping[Split, str] = {"train": "train_weights", "validation": "validation_weights"}
+"""Files with the weight of every token's loss, float32, beside the tokens of each split."""
 _SETTLED_NS = 2_000_000_000
 """Nanoseconds after a write in which another write may leave the file's time stamp unchanged (coarse clocks)."""
 
@@ -123,7 +126,7 @@ def _pipeline_state(config: DataConfig) -> CorpusState | None:
         digests = [survey_digest(tokens_plan(corpus.pipeline)) for corpus in corpora_of(config)]
     except (NoDigest, DataError):  # if something is wrong, reading the source gives the better error
         return None
-    parts = [_VERSION, "pipeline", config.validation_share, config.tokenizer.separator, *digests]
+    parts = [_VERSION, "pipeline", config.validation_share, config.separator, *digests]
     return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), 0)
 
 
@@ -205,7 +208,7 @@ def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
     """
     files = _head(path)["files"]
     head = files[split]
-    for name in {split, _RUNS} & set(files):
+    for name in {split, _RUNS, _WEIGHTS[split]} & set(files):
         if (path / name).stat().st_size != files[name]["bytes"]:
             raise OSError(f"{path / name} does not have the {files[name]['bytes']} bytes that were written")
     source = config.source_of(split)
@@ -215,7 +218,12 @@ def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
     vocab_size = config.tokenizer.vocab_size
     tokens_N = TokenReader(str(path / split), np.min_scalar_type(vocab_size - 1), vocab_size)
     runs = DomainRuns(*np.fromfile(path / _RUNS, np.int64).reshape(2, -1)) if split == "train" else None
-    return TokenStream(tokens_N, np.zeros(1, np.int64), np.zeros(1, np.int64), len(tokens_N), head["digest"], runs)
+    weights_N, digest = None, head["digest"]
+    if config.weighs_tokens:
+        weights_N = WeightReader(str(path / _WEIGHTS[split]))
+        digest = joint_digest(digest, files[_WEIGHTS[split]]["digest"])
+    zero_1 = np.zeros(1, np.int64)
+    return TokenStream(tokens_N, zero_1, zero_1, len(tokens_N), digest, runs, weights_N)
 
 
 def corpus_streams(config: DataConfig, split: Split, path: Path | None) -> list[TokenStream | SequentialStream]:
@@ -280,19 +288,24 @@ def _write_texts(
     plan: PlanReading,
 ) -> dict[str, Any]:
     dtype, builder = np.min_scalar_type(config.tokenizer.vocab_size - 1), RunsBuilder()
-    with (path / "train").open("wb") as train, (path / "validation").open("wb") as validation:
-        written = {"train": _Written(train), "validation": _Written(validation)}
+    splits = get_args(Split)
+    names = [*splits, *(_WEIGHTS[split] for split in splits if config.weighs_tokens)]
+    with ExitStack() as stack:
+        written = {name: _Written(stack.enter_context((path / name).open("wb"))) for name in names}
 
-        def add(split: Split, domain: str, tokens: np.ndarray) -> None:
+        def add(split: Split, domain: str, tokens: np.ndarray, weights: np.ndarray | None) -> None:
             written[split].add(tokens)
+            if weights is not None:
+                written[_WEIGHTS[split]].add(weights)
             if split == "train":
                 builder.add(domain, len(tokens))
 
         def tell(num_done: int, num: int) -> None:
-            report(IndexProgress(num, num_done, sum(file.num_bytes for file in written.values())))
+            report(IndexProgress(num, num_done, sum(written[split].num_bytes for split in splits)))
 
         pipeline_tokens(config, add, tell, say, connect=connect, plan=plan)
-        files = {split: file.close(file.num_bytes // dtype.itemsize) for split, file in written.items()}
+        counts = {split: written[split].num_bytes // dtype.itemsize for split in splits}
+        files = {name: file.close(counts.get(name, 0)) for name, file in written.items()}
     with (path / _RUNS).open("wb") as file:
         runs = _Written(file)
         runs.add(np.stack(builder.runs()))

@@ -117,9 +117,11 @@ class Loader(Iterator[Batch]):
             num_batches = [-(-count // num_sequences) for count in counts]
             counts = [number * num_sequences for number in num_batches]
             self._num_batches_per_epoch = sum(num_batches)
-        self._parts = [Windows(stream, sequence_length, count) for stream, count in zip(streams, counts, strict=True)]
+        weighs, pairs = config.weighs_tokens, zip(streams, counts, strict=True)
+        self._parts = [Windows(stream, sequence_length, count, weighs) for stream, count in pairs]
         self._windows, none_T = self._endless(num_sequences), np.zeros(sequence_length, np.int32)
-        self._padding = Batch(none_T, none_T, none_T.astype(bool))
+        weights_T = none_T.astype(np.float32) if weighs else None
+        self._padding = Batch(none_T, none_T, none_T.astype(bool), weights=weights_T)
         self._next_step = 0
         self._origin = 0, 0  # an iteration, and the number of sequences before it
         self._initial_batch_size = num_sequences
@@ -322,8 +324,10 @@ def _sequence_keys(seed: int | None, step: int, shape: tuple[int, int]) -> np.nd
 
 def _stacked(windows: Sequence[Batch], shape: tuple[int, ...]) -> Batch:
     """Stacks windows, without their keys, into arrays [*shape, T]."""
-    leaves = zip(*((window.inputs, window.labels, window.valid) for window in windows), strict=True)
-    return Batch(*(np.stack(leaf).reshape(*shape, -1) for leaf in leaves))
+    inputs, labels, valid = (np.stack(leaf) for leaf in zip(*(window[:3] for window in windows), strict=True))
+    weights = [window.weights for window in windows if window.weights is not None]
+    batch = Batch(inputs, labels, valid, weights=np.stack(weights) if weights else None)
+    return batch.map(lambda leaf: leaf.reshape(*shape, -1))
 
 
 def state_at(state: Mapping[str, Any], step: int) -> dict[str, Any]:

@@ -5,15 +5,19 @@ declares the fields it writes must return exactly these, so these declarations c
 ``depends_on`` can be wrong; ``swift.data.sample_checks`` tests it on some samples.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from swift.data.sources import DataError, DocumentError
-from swift.data.tokenizer import Tokenizer
+from swift.data.tokenizer import Tokenizer, TokenizerFile
 from swift.errors import SettingError, check_count, error_line
+
+if TYPE_CHECKING:
+    from swift.data.chat import ChatTemplate
 
 Sample = Mapping[str, Any]
 """The fields of a sample by name: text, bytes, numbers, arrays."""
@@ -141,6 +145,74 @@ class Tokenize:
 
 
 @dataclass(frozen=True)
+class Chat:
+    """An operator that turns a chat into ``tokens`` and ``weights``: 1 for the answers with their ends, 0 elsewhere.
+
+    The chat template is ``chat_template.jinja`` in the directory of the tokenizer's file, or the one in
+    ``tokenizer_config.json``. Needs the extra ``tokenizers``.
+
+    Args:
+        tokenizer: tokenizer of the chats, the run's own in training.
+        field: field that holds the messages: a list of mappings with a ``role`` and a ``content``.
+        end_of_document: token that separates chats in a sequence, which no chat may contain, such as a padding token;
+            None for the tokenizer's. Nothing is learned from it.
+        name: see ``Map``.
+    """
+
+    tokenizer: TokenizerFile
+    field: str = "messages"
+    end_of_document: str | None = None
+    name: str = "chat"
+    writes: ClassVar[tuple[str, ...]] = ("tokens", "weights")
+    depends_on: ClassVar[None] = None
+    is_random: ClassVar[bool] = False
+    is_fixed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tokenizer, TokenizerFile):
+            raise SettingError("Chat.tokenizer", self.tokenizer, "must be a TokenizerFile, which has a template")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The field that holds the messages."""
+        return (self.field,)
+
+    @functools.cached_property
+    def template(self) -> "ChatTemplate":
+        """The chat template."""
+        from swift.data.chat import ChatTemplate
+
+        return ChatTemplate.of(self.tokenizer)
+
+    @functools.cached_property
+    def separator(self) -> int:
+        """The token that separates chats."""
+        if self.end_of_document is None:
+            return self.tokenizer.separator
+        token = self.tokenizer.number_of(self.end_of_document)
+        if token is None:
+            allowed = f"{self.tokenizer.path} has no such token"
+            raise SettingError("Chat.end_of_document", self.end_of_document, allowed)
+        return token
+
+    def function(self, sample: Sample) -> Sample:
+        """Returns the tokens of a chat in the smallest unsigned type, and the weights of their losses, float32.
+
+        Raises:
+            DataError: the field holds no chat with an answer, the template cannot render it, or it contains the token
+                that separates chats.
+        """
+        from swift.data.chat import answer_weights, messages_of
+
+        chat = self.template.chat(messages_of(self.field, sample[self.field]), self.tokenizer.special)
+        tokens, offsets_N2 = self.tokenizer.encode_rendered(chat.text)
+        if self.end_of_document is not None and self.separator in tokens:
+            raise DataError(f"a chat contains {self.end_of_document!r}, which separates chats by Chat.end_of_document")
+        dtype = np.min_scalar_type(self.tokenizer.vocab_size - 1)
+        return {"tokens": tokens.astype(dtype), "weights": answer_weights(offsets_N2, chat.answers)}
+
+
+@dataclass(frozen=True)
 class Shuffle:
     """An operator that shuffles the samples, differently in every epoch.
 
@@ -186,7 +258,7 @@ class Stack:
         check_count("Stack.size", self.size, least=1)
 
 
-Element = Map | Filter | DropDuplicates | Tokenize
+Element = Map | Filter | DropDuplicates | Tokenize | Chat
 """An operator on single samples: returns one sample or none."""
 Operator = Element | Shuffle | Pack | Stack
 """An operator of a pipeline."""

@@ -28,7 +28,7 @@ from uuid import uuid4
 import numpy as np
 
 from swift.data.encoding import checked_copy, copied, decoded, encoded
-from swift.data.operators import name_of
+from swift.data.operators import Chat, name_of
 from swift.data.pipeline import InputPlan, Pipeline
 from swift.data.remote_records import InputHosts
 from swift.data.sources import DataError
@@ -116,6 +116,8 @@ def _describe(value: Any, seen: dict[int, int]) -> Any:
 def _container(value: Any, seen: dict[int, int]) -> Any:
     if isinstance(value, TokenizerFile):
         return "tokenizer", value.digest(), value.end_of_document
+    if isinstance(value, Chat):
+        return "chat", _describe((value.tokenizer, value.template, value.field, value.end_of_document), seen)
     if isinstance(value, tuple | list):
         return type(value).__name__, [_describe(element, seen) for element in value]
     if isinstance(value, set | frozenset):

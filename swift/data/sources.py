@@ -12,6 +12,7 @@ import glob
 import hashlib
 import os
 import re
+import sys
 import sysconfig
 import weakref
 import zlib
@@ -216,6 +217,17 @@ class TokenReader:
 
     def _unreadable(self, error: OSError) -> DataError:
         return DataError(f"{self.path} cannot be read any more: {error.strerror}")
+
+
+class WeightReader(TokenReader):
+    """Random access to the weights of a file, float32, in the same way.
+
+    Args:
+        path: path of the file.
+    """
+
+    def __init__(self, path: str):
+        super().__init__(path, np.dtype(np.float32), sys.maxsize)
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,7 @@ class TokenStream:
         num_tokens: length of the stream.
         known_digest: digest of all tokens if they come from an index of texts; otherwise None.
         runs: runs of consecutive documents of one domain for training texts; otherwise None.
+        weights_N: float32, weight of each token's loss; None if all are 1.
     """
 
     tokens_N: np.ndarray | TokenReader
@@ -138,12 +139,22 @@ class TokenStream:
     num_tokens: int
     known_digest: str | None = None
     runs: DomainRuns | None = None
+    weights_N: np.ndarray | TokenReader | None = None
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Reads the tokens ``start`` to ``stop`` of the stream, [stop - start]; fewer, or none, past the end."""
+        return self._read(self.tokens_N, start, stop)
+
+    def read_weights(self, start: int, stop: int) -> np.ndarray:
+        """Reads the weights of the losses of the tokens that ``read`` returns, float32."""
+        if self.weights_N is None:
+            return np.ones(max(0, min(stop, self.num_tokens) - start), np.float32)
+        return self._read(self.weights_N, start, stop)
+
+    def _read(self, array_N: np.ndarray | TokenReader, start: int, stop: int) -> np.ndarray:
         stop = min(stop, self.num_tokens)
         if start >= stop:
-            return self.tokens_N[:0]
+            return array_N[:0]
         first = int(np.searchsorted(self.offsets_S, start, side="right")) - 1
         last = int(np.searchsorted(self.offsets_S, stop, side="left")) - 1
         pieces = []
@@ -151,7 +162,7 @@ class TokenStream:
             begin = int(self.offsets_S[span])
             end = int(self.offsets_S[span + 1]) if span < last else stop
             shift = int(self.starts_S[span]) - begin
-            pieces.append(self.tokens_N[max(begin, start) + shift : end + shift])
+            pieces.append(array_N[max(begin, start) + shift : end + shift])
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     @property
@@ -171,14 +182,18 @@ class TokenStream:
         order_R = np.argsort(self.runs.domains_R, kind="stable")
         ends_R = np.cumsum(lengths_R[order_R])
         last_R = np.flatnonzero(np.diff(self.runs.domains_R[order_R], append=-1))
-        joined = TokenStream(self.tokens_N, self.runs.starts_R[order_R], ends_R - lengths_R[order_R], self.num_tokens)
+        starts_R, offsets_R = self.runs.starts_R[order_R], ends_R - lengths_R[order_R]
+        joined = TokenStream(self.tokens_N, starts_R, offsets_R, self.num_tokens, weights_N=self.weights_N)
         return joined, ends_R[last_R]
 
     def digest(self) -> str | None:
-        """Returns a digest of all tokens, or None for a token file, which may be too large to read for a digest."""
+        """Returns a digest of all tokens and weights, or None for a token file, which may be too large to read."""
         if isinstance(self.tokens_N, TokenReader):
             return self.known_digest
-        return new_digest(self.read(0, self.num_tokens).data).hexdigest()
+        digest = new_digest(self.read(0, self.num_tokens).data).hexdigest()
+        if self.weights_N is None:
+            return digest
+        return joint_digest(digest, new_digest(self.read_weights(0, self.num_tokens).data).hexdigest())
 
     def checksum(self) -> int:
         """Computes a CRC-32 of pieces spread evenly over the stream, within milliseconds for any size."""
@@ -192,6 +207,11 @@ class TokenStream:
 def new_digest(content: memoryview | bytes = b"") -> "hashlib.blake2b":
     """Starts a digest of tokens, to be extended by ``update``."""
     return hashlib.blake2b(content, digest_size=16)
+
+
+def joint_digest(tokens: str, weights: str) -> str:
+    """Joins the digests of a stream's tokens and of their weights."""
+    return f"{tokens} {weights}"
 
 
 def open_stream(config: DataConfig, split: Split) -> TokenStream | SequentialStream:
@@ -212,16 +232,18 @@ def open_stream(config: DataConfig, split: Split) -> TokenStream | SequentialStr
         tokens_N = source.tokens(config.vocab_size)
         return TokenStream(tokens_N, *spans_of(config, source.document_ends(tokens_N))[split])
     dtype = np.min_scalar_type(config.tokenizer.vocab_size - 1)
-    pieces, builder = [np.empty(0, dtype)], RunsBuilder()
+    pieces, factors, builder = [np.empty(0, dtype)], [np.empty(0, np.float32)], RunsBuilder()
 
-    def add(side: Split, domain: str, tokens: np.ndarray) -> None:
+    def add(side: Split, domain: str, tokens: np.ndarray, weights: np.ndarray | None) -> None:
         if side == split:
             pieces.append(tokens)
+            factors.extend([] if weights is None else [weights])
             builder.add(domain, len(tokens))
 
     pipeline_tokens(config, add, split=split)
     joined_N, zero_1 = np.concatenate(pieces), np.zeros(1, np.int64)
-    return TokenStream(joined_N, zero_1, zero_1, len(joined_N), runs=builder.runs())
+    weights_N = np.concatenate(factors) if config.weighs_tokens else None
+    return TokenStream(joined_N, zero_1, zero_1, len(joined_N), runs=builder.runs(), weights_N=weights_N)
 
 
 def _streamed(config: DataConfig, texts: Iterator[Text]) -> Iterator[np.ndarray]:

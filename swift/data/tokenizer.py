@@ -104,6 +104,25 @@ class TokenizerFile:
         """Returns the tokens of a text, uint32[length], without special tokens."""
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
 
+    def encode_rendered(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Tokenizes a text that contains its special tokens as text, such as a rendered chat.
+
+        Returns:
+            (tokens, uint32[length]; for each, its first letter and the letter after its last, int64[length, 2]).
+        """
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return np.asarray(encoding.ids, np.uint32), np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
+
+    @functools.cached_property
+    def special(self) -> tuple[str, ...]:
+        """Texts of the special tokens."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special)
+
+    def number_of(self, text: str) -> int | None:
+        """Returns the token with a text, or None if there is none."""
+        return self._tokenizer.token_to_id(text)
+
     def decode(self, tokens: np.ndarray) -> str:
         """Decodes tokens, [length], special tokens included."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
@@ -132,7 +151,7 @@ class TokenizerFile:
         return hashlib.sha256(f"{version('tokenizers')} {tokenizer.to_str()}".encode()).hexdigest()
 
     def _number(self, setting: str, text: str) -> int:
-        token = self._tokenizer.token_to_id(text)
+        token = self.number_of(text)
         if token is None:
             raise SettingError(f"TokenizerFile.{setting}", text, f"{self.path} has no such token")
         return token

@@ -138,6 +138,9 @@ class Batch(NamedTuple):
     labels: np.ndarray  # int32[M, B, T], the token after each input, 0 where not valid
     valid: np.ndarray  # bool[M, B, T], False for padding, which neither loss nor metrics count
     keys: np.ndarray | None = None  # uint32[M, B, 2], random key of each sequence; None if nothing is drawn
+    # float32[M, B, T], weight of each label's loss, 0 where not valid; None if all are 1. A token of weight 0 is routed
+    # and counted, but nothing is learned from its label.
+    weights: np.ndarray | None = None
 
     def map(self, function: Callable[[np.ndarray], Any]) -> "Batch":
         """Applies a function to each array."""
@@ -155,11 +158,13 @@ class Windows:
         stream: stream of the tokens.
         sequence_length: T, positions of a window.
         num_windows: number of windows; those past the end of the stream are padding only.
+        weighs: whether windows have weights; those of a stream without weights are 1.
     """
 
     stream: TokenStream | SequentialStream
     sequence_length: int
     num_windows: int
+    weighs: bool = False
 
     def __len__(self) -> int:
         return self.num_windows
@@ -170,7 +175,13 @@ class Windows:
         num_labels = max(0, len(tokens) - 1)
         inputs_T, labels_T = np.zeros((2, self.sequence_length), np.int32)
         inputs_T[:num_labels], labels_T[:num_labels] = tokens[:num_labels], tokens[1:]
-        return Batch(inputs_T, labels_T, np.arange(self.sequence_length) < num_labels)
+        batch = Batch(inputs_T, labels_T, np.arange(self.sequence_length) < num_labels)
+        if not self.weighs:
+            return batch
+        assert isinstance(self.stream, TokenStream), "a stream without random access has no weights"
+        weights_T = np.zeros(self.sequence_length, np.float32)
+        weights_T[:num_labels] = self.stream.read_weights(start + 1, start + 1 + num_labels)
+        return batch._replace(weights=weights_T)
 
 
 @dataclass(frozen=True, eq=False)

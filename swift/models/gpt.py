@@ -310,12 +310,23 @@ class GPT:
             return head, head.out.kernel[...]
         return head, self.groups["embedding"].module(weights["embedding"][0]).token_VD[...].T
 
-    def head_loss(self, weights: Weights, x_BTD: jax.Array, labels_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
+    def head_loss(
+        self,
+        weights: Weights,
+        x_BTD: jax.Array,
+        labels_BT: jax.Array,
+        valid_BT: jax.Array,
+        loss_weight_BT: jax.Array | None = None,
+    ) -> jax.Array:
         """Sums the valid tokens' cross-entropies, in nats; only one chunk of the logits is in memory at a time.
 
         With a sharded head, ``weights`` has only this rank's columns, and all ranks must have equally many tokens.
+        ``loss_weight_BT`` are factors of the tokens' losses; None if all are 1.
         """
         head, kernel_DV = self._head(weights)
         x_RD = head.norm(x_BTD).reshape(labels_BT.size, -1)
         tokens = x_RD, kernel_DV, labels_BT.reshape(-1), valid_BT.reshape(-1)
-        return sharded_loss_sum(*tokens, self.vocab_size) if self.head_ranks > 1 else sum_of_losses(*tokens)
+        weight_R = None if loss_weight_BT is None else loss_weight_BT.reshape(-1)
+        if self.head_ranks > 1:
+            return sharded_loss_sum(*tokens, self.vocab_size, weight_R)
+        return sum_of_losses(*tokens, weight_R)

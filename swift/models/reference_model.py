@@ -24,6 +24,7 @@ def plain_sums(
     labels_BT: jax.Array,
     valid_BT: jax.Array,
     keys_B: jax.Array | None = None,
+    loss_weight_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, list[Load]]:
     """Computes loss and loads of a whole micro-batch on one device, dropping the same tokens as the ranks would.
 
@@ -36,9 +37,10 @@ def plain_sums(
         labels_BT: int32, tokens to predict.
         valid_BT: False for padding.
         keys_B: uint32[B, 2], random key of each sequence, for a router that draws noise.
+        loss_weight_BT: weight of each token's loss; None if all are 1.
 
     Returns:
-        (sum of the tokens' losses, auxiliary loss, load of each MoE layer).
+        (weighted sum of the tokens' losses, auxiliary loss, load of each MoE layer).
     """
     num_ranks = placement_LNS.shape[1]
 
@@ -52,7 +54,7 @@ def plain_sums(
 
     x_BTD, documents_BT = gpt.embed(weights, inputs_BT), gpt.documents(inputs_BT)
     x_BTD, aux, loads = gpt.stage(weights, gpt.config.moe_layers, x_BTD, valid_BT, moe, documents_BT)
-    return gpt.head_loss(weights, x_BTD, labels_BT, valid_BT), aux, loads
+    return gpt.head_loss(weights, x_BTD, labels_BT, valid_BT, loss_weight_BT), aux, loads
 
 
 def plain_logits(gpt: GPT, experts: ExpertConfig, weights: Weights, tokens_BT: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ _GROUPS = {
     "train": ("loss", "aux_loss", "validation_loss", "validation_bits_per_byte", "grad_norm", "learning_rate"),
     "speed": ("step_ms", "input_ms", "tokens_per_s", "mfu", "bubble_share", "period_ratio"),
     "experts": (
-        *("tokens", "tokens_routed", "tokens_dropped", "tokens_overflowed"),
+        *("tokens", "loss_weight", "tokens_routed", "tokens_dropped", "tokens_overflowed"),
         *("drop_fraction", "load_imbalance"),
     ),
     "workers": ("live_workers", "live_ranks"),

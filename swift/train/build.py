@@ -122,6 +122,7 @@ def make_step_spec(experiment: Experiment, live: LiveMesh | None = None, platfor
             num_microbatches=experiment.topology.num_pipelines * experiment.num_microbatches,
             num_hot_rows=_num_hot(experiment, gpt),
             remat=experiment.remat,
+            weighs_tokens=experiment.data.weighs_tokens,
             memory="device" if live.virtual else optimizer.memory,  # a virtual mesh only stores states
             cut=checkpoint_cut(experiment),
             chunks=model_chunks(experiment),

@@ -48,6 +48,7 @@ def step_record(step: int, metrics: Mapping[str, Any], step_s: float, spec: Step
         "loss": float(metrics["loss"]),
         "aux_loss": float(metrics["aux_loss"]),
         "tokens": tokens,
+        **({"loss_weight": float(metrics["loss_weight"])} if "loss_weight" in metrics else {}),
         "tokens_routed": routed,
         "tokens_dropped": dropped,
         "tokens_overflowed": int(metrics["overflowed"].sum()),
@@ -167,7 +168,7 @@ def validation_record(
     """Evaluates the first batches of each source.
 
     Args:
-        evaluate: function that returns the loss and token sums of one batch.
+        evaluate: function that returns the sums of one batch.
         validation: batches of the split.
         num_batches: maximum number of batches of each source; at most one pass over it is evaluated.
 
@@ -178,12 +179,14 @@ def validation_record(
     """
     losses, sizes = dict[str, float](), dict[str, float]()  # nats and bytes per token of each source
     for part in validation.parts:
-        loss, tokens, num_bytes = 0.0, 0, list[int | None]()
+        loss, tokens, weight, num_bytes = 0.0, 0, 0.0, list[int | None]()
         for index in part.batches[:num_batches]:
             sums = evaluate(validation.batch(index))
             loss, tokens = loss + float(sums.loss), tokens + int(sums.tokens)
-            num_bytes.append(validation.num_bytes(index))
-        losses[part.name] = loss / max(tokens, 1)
+            weight += float(sums.tokens if sums.weight is None else sums.weight)
+            # A weighted loss is not that of the whole text.
+            num_bytes.append(validation.num_bytes(index) if sums.weight is None else None)
+        losses[part.name] = loss / (weight or 1)
         known = [number for number in num_bytes if number is not None]
         sizes[part.name] = sum(known) / max(tokens, 1) if len(known) == len(num_bytes) else 0.0
     weights = {part.name: part.weight for part in validation.parts}

@@ -55,7 +55,28 @@ def test_what_is_done_to_a_sample_changes_nothing_that_memory_keeps():
     assert copied(kept)["names"] == ["a"]
 
 
-@pytest.mark.parametrize("value", [object(), {"a": 1}, [[1]], np.array([None]), np.zeros(1, [("a", int)]), {1}])
+@pytest.mark.parametrize("through", THROUGH.values(), ids=THROUGH)
+def test_a_chat_comes_back_as_it_was_and_apart(through):
+    messages = [{"role": "user", "content": [{"text": "a", "size": 1.5}], "name": None}]
+    found = through({"x": messages})["x"]
+    assert found == messages
+    assert field_bytes(found) == field_bytes(messages)
+    found[0]["content"][0]["text"] = "b"
+    assert messages[0]["content"][0]["text"] == "a"
+
+
+def nested(depth):
+    """A list in a list, and so on."""
+    return [nested(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(object(), {"a": object()}, [[{1}]], {1: "a"}, nested(200)),
+        *(np.array([None]), np.zeros(1, [("a", int)]), {1}),
+    ],
+)
 def test_memory_keeps_what_files_do_and_nothing_else(value):
     for keep in (encoded, checked_copy):
         with pytest.raises(Unencodable, match="field 'x' is a"):

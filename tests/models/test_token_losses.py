@@ -14,23 +14,25 @@ VOCABULARY = 11
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("weighs", [False, True])
 @pytest.mark.parametrize("tokens_at_once", [1, 4, 8])
-def test_chunks_are_all_logits_at_once(monkeypatch, tokens_at_once):
+def test_chunks_are_all_logits_at_once(monkeypatch, tokens_at_once, weighs):
     """Loss and gradients of twelve tokens, three of them padding, from gradients by hand."""
     monkeypatch.setattr(losses, "LOGITS_AT_ONCE", tokens_at_once * VOCABULARY)
     monkeypatch.setattr(losses, "LEAST_AT_ONCE", 1)
     random = np.random.default_rng(0)
     x_RD, kernel_DV = random.standard_normal((12, 5)), random.standard_normal((5, VOCABULARY))
     labels_R, valid_R = random.integers(0, VOCABULARY, 12), np.arange(12) < 9
-    value, gradients = jax.jit(jax.value_and_grad(losses.sum_of_losses, argnums=(0, 1)))(
-        x_RD, kernel_DV, labels_R, valid_R
-    )
+    weight_R = random.integers(0, 3, 12).astype(np.float32) / 2 if weighs else None
+    factor_R = valid_R * (1.0 if weight_R is None else weight_R)
+    tokens = x_RD, kernel_DV, labels_R, valid_R, weight_R
+    value, gradients = jax.jit(jax.value_and_grad(losses.sum_of_losses, argnums=(0, 1)))(*tokens)
     log_probs_RV = np.log(softmax(x_RD @ kernel_DV))
-    np.testing.assert_allclose(value, -log_probs_RV[np.arange(12), labels_R][valid_R].sum(), rtol=1e-12)
-    d_logits_RV = (np.exp(log_probs_RV) - np.eye(VOCABULARY)[labels_R]) * valid_R[:, None]
+    np.testing.assert_allclose(value, -log_probs_RV[np.arange(12), labels_R] @ factor_R, rtol=1e-12)
+    d_logits_RV = (np.exp(log_probs_RV) - np.eye(VOCABULARY)[labels_R]) * factor_R[:, None]
     np.testing.assert_allclose(gradients[0], d_logits_RV @ kernel_DV.T, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(gradients[1], x_RD.T @ d_logits_RV, rtol=1e-10, atol=1e-12)
-    evaluated = losses.sum_of_losses(*map(jnp.asarray, (x_RD, kernel_DV, labels_R, valid_R)))
+    evaluated = losses.sum_of_losses(*jax.tree.map(jnp.asarray, tokens))
     np.testing.assert_allclose(evaluated, value, rtol=1e-12)
 
 

@@ -136,6 +136,7 @@ class Case(NamedTuple):
     embedding: str = "replicated"
     head: str = "replicated"
     separates: bool = False
+    weighs: bool = False  # every token's loss has a weight
     held_by: tuple[tuple[int, ...], ...] | None = None  # stage of each chunk, by pipeline; the cut is then of chunks
 
 

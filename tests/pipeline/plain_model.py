@@ -56,7 +56,7 @@ def plain_training(case: Case) -> tuple[Callable, Callable]:
         no_load = jnp.zeros((len(placement_LNS), NUM_CLASSES), jnp.int32)
         no_numbers = jax.tree.map(lambda leaf: jnp.zeros((len(placement_LNS), *leaf.shape)), spec.number_shapes)
         (loss, aux, *load), _ = lax.scan(add, (jnp.zeros(()), jnp.zeros(()), *(no_load,) * 3, no_numbers), batch)
-        loss, aux = loss / batch.valid.sum(), aux / len(batch.valid)
+        loss, aux = loss / (batch.valid if batch.weights is None else batch.weights).sum(), aux / len(batch.valid)
         return loss + spec.experts.auxiliary_weight * aux, (loss, aux, *load)
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile is most of what it takes

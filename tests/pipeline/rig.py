@@ -49,7 +49,7 @@ class Rig:
         settings = PlanSettings(problem, case.planner, moves=moves)
         self.configuration = Configurator(settings).configure(case.failed)
         live = live_mesh(self.experiment.topology, "emulated", case.failed, self.configuration.rows)
-        self.spec = make_step_spec(self.experiment, live)
+        self.spec = replace(make_step_spec(self.experiment, live), weighs_tokens=case.weighs)
         if case.held_by:
             chunks = Chunks(self.spec.cut.moe_layers, case.cut, case.held_by)
             self.spec = replace(self.spec, chunks=chunks, worker_shapes=None)
@@ -94,7 +94,8 @@ class Rig:
         valid = np.arange(length) < random.integers(0, length + 1, shape)[..., None]
         valid[0, 0] = True  # gradients of no token at all are zeros
         keys = random.integers(0, 2**32, (*shape, 2), dtype=np.uint32) if self.spec.draws_noise else None
-        return Batch(tokens[..., :-1], tokens[..., 1:], valid, keys)
+        weights = (random.integers(0, 3, valid.shape) / 2 * valid).astype(np.float32) if self.case.weighs else None
+        return Batch(tokens[..., :-1], tokens[..., 1:], valid, keys, weights)
 
     @cached_property
     def _begin(self):

@@ -1,5 +1,6 @@
 """The law: under any schedule and any failures, an iteration is the plain single-device model's."""
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from swift.experts.config import ExactCapacity, RankCapacity, SlotCapacity
 from swift.models import attention_kernels
 from swift.pipeline.reconfigure.configuration import survives
 from swift.pipeline.reconfigure.recut import Recut
+from swift.pipeline.step.metrics import by_iteration
 from swift.schedules.planners.names import FAULT_FREE, SHAPES
 from swift.schedules.plans.normalize import Move
 from swift.schedules.registry import PLANNERS
@@ -194,6 +196,22 @@ CASES = {
         "decoder": "shared",
         "separates": True,
     },
+    "weights": {"topology": (2, 2, 2), "failed": [(0, 1)], "weighs": True, "separates": True},
+    "weights, a sharded head": {
+        "topology": (3, 2, 2),
+        "failed": [(2, 1)],
+        "weighs": True,
+        "head": "sharded",
+        "window": 3,
+    },
+    "weights, two runs": {
+        "topology": (2, 2, 1),
+        "failed": [(1, 1)],
+        "weighs": True,
+        "planner": "v",
+        "pattern": (True, True),
+        "decoder": "shared",
+    },
     "a sharded embedding, two runs": {
         "topology": (2, 2, 2),
         "failed": [(1, 0)],
@@ -204,9 +222,9 @@ CASES = {
 }
 
 
-QUICK = ("an uneven cut", "a sharded head", "a sharded embedding", "a noisy router", "a router of one's own")
+QUICK = ("an uneven cut", "a sharded head", "a sharded embedding", "weights", "a noisy router", "a router of one's own")
 """A failure, drops by slot, dense layers and an uneven cut, the first stage without experts; a head, and an
-embedding, in shares that do not divide the vocabulary."""
+embedding, in shares that do not divide the vocabulary; weights of losses, a third of them 0."""
 LONG = ("experts that choose", "two runs", "two failures in a stage, capacity by rank", "tokens that go to a rank once")
 """Two runs of layers a worker, one of which is lost; windows of three, two failures in a stage and capacity by rank.
 Today's decoders are those of the documents below."""
@@ -218,6 +236,22 @@ Today's decoders are those of the documents below."""
 def test_every_iteration_is_that_of_the_plain_model(rig, case, seed):
     one = rig(**case)
     one.check(one.draw(seed))
+
+
+def test_an_iteration_without_weight_learns_nothing_from_labels(rig):
+    """All weights of a window's first iteration are 0: nothing is NaN, and the tokens are routed all the same."""
+    one = rig(**CASES["weights"])
+    drawn = one.draw(0)
+    drawn.batches[0].weights[...] = 0
+    _, metrics, ok, gradients = one.run(drawn)
+    first, second = by_iteration(metrics)
+    assert jax.device_get(ok).all()
+    assert first["loss"] == first["loss_weight"] == 0
+    assert first["tokens"] == first["popularity"][0].sum() == drawn.batches[0].valid.sum()
+    assert second["loss_weight"] == drawn.batches[1].weights.sum()
+    assert not np.asarray(gradients["head"])[:, 0].any()
+    assert np.asarray(gradients["head"])[:, 1].any()
+    assert np.isfinite(np.asarray(gradients["router"])).all()
 
 
 @pytest.mark.long

@@ -136,7 +136,7 @@ def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
 @pytest.mark.parametrize(
     "case",
     [
-        {"topology": (2, 2, 1), "failed": [(0, 1)]},
+        {"topology": (2, 2, 1), "failed": [(0, 1)], "weighs": True},
         pytest.param({"topology": (1, 3, 2), "planner": "one_f_one_b"}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -150,7 +150,8 @@ def test_evaluation_is_that_of_the_plain_model(rig, case):
         sums = jax.device_get(step(one.start(drawn), *one.put_table(forward), one.put_batches(drawn.batches, forward)))
         ((expected,), *_) = one.plain(drawn)
         np.testing.assert_array_equal(sums.tokens, drawn.batches[0].valid.sum())
-        np.testing.assert_allclose(sums.loss / sums.tokens, np.full(len(sums.loss), expected.loss), rtol=1e-10)
+        weight = sums.tokens if sums.weight is None else sums.weight
+        np.testing.assert_allclose(sums.loss / weight, np.full(len(sums.loss), expected.loss), rtol=1e-10)
         aux = sums.aux / one.spec.num_microbatches
         np.testing.assert_allclose(aux, np.full(len(aux), expected.aux), rtol=1e-10)
 

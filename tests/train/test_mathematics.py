@@ -73,6 +73,7 @@ class Case(NamedTuple):
     sequences: int = 8
     embedding: str = "replicated"
     head: str = "replicated"
+    weighs: bool = False
 
 
 CASES = {
@@ -98,10 +99,11 @@ CASES = {
     "a sharded embedding and head": Case(
         ranks=3, slots=2, kind="virtual", sequences=6, microbatches=2, embedding="sharded", head="sharded"
     ),
+    "weights": Case(ranks=3, slots=2, sequences=6, microbatches=2, weighs=True),
 }
 
 
-QUICK = ("eight ranks, drops", "capacity by rank")
+QUICK = ("eight ranks, drops", "capacity by rank", "weights")
 LONG = ("tokens that go to a rank once", "exact capacity, virtual ranks")
 
 
@@ -125,7 +127,7 @@ def experiment(case):
 @cache
 def compiled(case):
     """(program, gradients of the parallel model, objective and gradients of the plain one)."""
-    spec = make_step_spec(experiment(case))
+    spec = replace(make_step_spec(experiment(case)), weighs_tokens=case.weighs)
 
     def gradients(master, placement_LNS, batch):
         slots = materialize_all(spec, master, placement_LNS)
@@ -138,17 +140,17 @@ def compiled(case):
 def plain_gradients(spec):
     def objective(params, placement_LNS, batch):
         weights, gpt = spec.gpt.unpack(params), replace(spec.gpt, head_ranks=1, embedding_ranks=1)
-        tokens = batch.valid.sum()
+        weight = (batch.valid if batch.weights is None else batch.weights).sum()
         loss, aux, loads = jnp.zeros(()), jnp.zeros(()), []
         for m in range(batch.inputs.shape[0]):
             microbatch = jax.tree.map(lambda leaf: leaf[m], batch)  # noqa: B023 - used at once
             one_loss, one_aux, load = plain_sums(gpt, spec.experts, weights, placement_LNS, *microbatch)
             loss, aux = loss + one_loss, aux + one_aux
             loads.append(jax.tree.map(lambda *rows: jnp.stack(rows), *load))
-        tokens = jnp.maximum(tokens, 1)
+        weight = jnp.maximum(weight, 1)
         aux = aux / batch.inputs.shape[0]
         total = jax.tree.map(lambda *parts: sum(parts), *loads)
-        return loss / tokens + spec.experts.aux_loss_coefficient * aux, (loss / tokens, aux, total)
+        return loss / weight + spec.experts.aux_loss_coefficient * aux, (loss / weight, aux, total)
 
     return jax.value_and_grad(objective, has_aux=True)
 
@@ -161,7 +163,8 @@ def draw_batch(case, seed, padding=True):
     if padding:
         lengths = random.integers(0, shape[2] + 1, shape[:2])
         valid = np.arange(shape[2]) < lengths[..., None]
-    return Batch(tokens[..., :-1], tokens[..., 1:], valid)
+    weights = (random.integers(0, 3, valid.shape) / 2 * valid).astype(np.float32) if case.weighs else None
+    return Batch(tokens[..., :-1], tokens[..., 1:], valid, weights=weights)
 
 
 def draw_placement(case, seed):
@@ -199,6 +202,8 @@ def test_gradients_are_those_of_the_plain_model(case, seed):
     spec, parallel, plain = compiled(case)
     placement_LNS, batch = draw_placement(case, seed), draw_batch(case, seed)
     batch.valid[0, 0, 0] = True  # gradients of no token at all are zeros
+    if batch.weights is not None:
+        batch.weights[0, 0, 0] = 1
     params = draw_params(spec, seed)
     master = {name: spec.layouts[name].init(p, None)[None] for name, p in params.items()}
     inputs = spec.live.put((master, placement_LNS[None]), (RANKED, SHARED))
@@ -208,7 +213,8 @@ def test_gradients_are_those_of_the_plain_model(case, seed):
 
     whole = {name: spec.layouts[name].classes(g[0], None) for name, g in gradients.items()}
     assert_close(spec, whole, expected, 1e-10)
-    np.testing.assert_allclose(sums.loss[0] / sums.tokens[0], loss, rtol=1e-10)
+    weight = sums.tokens if sums.weight is None else sums.weight
+    np.testing.assert_allclose(sums.loss[0] / weight[0], loss, rtol=1e-10)
     np.testing.assert_allclose(sums.aux[0] / case.microbatches, aux, rtol=1e-10)
     np.testing.assert_array_equal(sums.load.popularity_E[0], load.popularity_E)
     np.testing.assert_array_equal(sums.load.dropped_E[0], load.dropped_E)

@@ -30,8 +30,11 @@ def sharded_loss_sum(
     labels_r: Int[Array, " r"],
     valid_r: Bool[Array, " r"],
     vocab_size: int,
+    weight_r: Float[Array, " r"] | None = None,
 ) -> Float[Array, ""]:
-    """Sums the cross-entropies of this rank's valid tokens, in nats; all ranks must have equally many tokens.
+    """Sums the cross-entropies of this rank's valid tokens, in nats and times their weights.
+
+    All ranks must have equally many tokens.
 
     The gradient with respect to the columns is that of the sum over all ranks' tokens. The cotangent must be the same
     on all ranks.
@@ -42,11 +45,12 @@ def sharded_loss_sum(
         labels_r: int32, tokens to predict.
         valid_r: False for padding.
         vocab_size: number of columns of the whole head, V.
+        weight_r: weight of each token's loss; None if all are 1.
     """
     size = losses.tokens_per_block(len(x_rD), vocab_size)
-    x_CrD, labels_Cr, valid_Cr = (losses.in_chunks(array, size) for array in (x_rD, labels_r, valid_r))
-    labels_CR, valid_CR = (lax.all_gather(array, EXPERT_AXIS, axis=1, tiled=True) for array in (labels_Cr, valid_Cr))
-    return _sum(vocab_size, x_CrD, kernel_Dv, labels_CR, valid_CR)
+    x_CrD, *tokens_Cr = jax.tree.map(partial(losses.in_chunks, size=size), (x_rD, labels_r, valid_r, weight_r))
+    tokens_CR = jax.tree.map(lambda array: lax.all_gather(array, EXPERT_AXIS, axis=1, tiled=True), tokens_Cr)
+    return _sum(vocab_size, x_CrD, kernel_Dv, *tokens_CR)
 
 
 class _Scores(NamedTuple):
@@ -76,42 +80,53 @@ class _Scores(NamedTuple):
         sum_R, label_R = lax.psum(own_2R, EXPERT_AXIS)
         return cls(x_RD, logits_Rv, is_label_Rv, largest_R + jnp.log(sum_R), label_R)
 
-    def loss(self, valid_R: jax.Array, num_own: int) -> jax.Array:
+    def loss(self, valid_R: jax.Array, weight_R: jax.Array | None, num_own: int) -> jax.Array:
         """Sums the losses of this rank's own tokens."""
         losses_R = jnp.where(valid_R, self.log_sum_R - self.label_R, jnp.zeros_like(self.label_R))
+        losses_R = losses.weighted(losses_R, weight_R)
         return jnp.sum(lax.dynamic_slice_in_dim(losses_R, lax.axis_index(EXPERT_AXIS) * num_own, num_own))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sum(
-    vocab_size: int, x_CrD: jax.Array, kernel_Dv: jax.Array, labels_CR: jax.Array, valid_CR: jax.Array
+    vocab_size: int,
+    x_CrD: jax.Array,
+    kernel_Dv: jax.Array,
+    labels_CR: jax.Array,
+    valid_CR: jax.Array,
+    weight_CR: jax.Array | None,
 ) -> jax.Array:
     def step(total: jax.Array, chunk: Any) -> tuple[jax.Array, None]:
-        x_rD, labels_R, valid_R = chunk
-        return total + _Scores.of(vocab_size, x_rD, kernel_Dv, labels_R).loss(valid_R, len(x_rD)), None
+        x_rD, labels_R, valid_R, weight_R = chunk
+        return total + _Scores.of(vocab_size, x_rD, kernel_Dv, labels_R).loss(valid_R, weight_R, len(x_rD)), None
 
     none = jnp.zeros((), at_least_float32(x_CrD.dtype))
-    return lax.scan(step, none, (x_CrD, labels_CR, valid_CR))[0]
+    return lax.scan(step, none, (x_CrD, labels_CR, valid_CR, weight_CR))[0]
 
 
 def _sum_forward(
-    vocab_size: int, x_CrD: jax.Array, kernel_Dv: jax.Array, labels_CR: jax.Array, valid_CR: jax.Array
+    vocab_size: int,
+    x_CrD: jax.Array,
+    kernel_Dv: jax.Array,
+    labels_CR: jax.Array,
+    valid_CR: jax.Array,
+    weight_CR: jax.Array | None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     wide = at_least_float32(x_CrD.dtype)
 
     def step(totals: Any, chunk: Any) -> tuple[Any, jax.Array]:
-        (total, d_kernel_Dv), (x_rD, labels_R, valid_R) = totals, chunk
+        (total, d_kernel_Dv), (x_rD, labels_R, valid_R, weight_R) = totals, chunk
         scores = _Scores.of(vocab_size, x_rD, kernel_Dv, labels_R)
         probabilities_Rv = jnp.exp(scores.logits_Rv - scores.log_sum_R[:, None])
         d_logits_Rv = jnp.where(valid_R[:, None], probabilities_Rv - scores.is_label_Rv.astype(wide), 0)
-        narrow_Rv = d_logits_Rv.astype(x_rD.dtype)
+        narrow_Rv = losses.weighted(d_logits_Rv, weight_R).astype(x_rD.dtype)
         parts_RD = jnp.einsum("rv,dv->rd", narrow_Rv, kernel_Dv, preferred_element_type=wide)
         more_Dv = jnp.einsum("rd,rv->dv", scores.x_RD, narrow_Rv, preferred_element_type=wide)
         d_x_rD = _to_owners(parts_RD.astype(x_rD.dtype), len(x_rD), wide).astype(x_rD.dtype)
-        return (total + scores.loss(valid_R, len(x_rD)), d_kernel_Dv + more_Dv), d_x_rD
+        return (total + scores.loss(valid_R, weight_R, len(x_rD)), d_kernel_Dv + more_Dv), d_x_rD
 
     none = jnp.zeros((), wide), jnp.zeros(kernel_Dv.shape, wide)
-    (total, d_kernel_Dv), d_x_CrD = lax.scan(step, none, (x_CrD, labels_CR, valid_CR))
+    (total, d_kernel_Dv), d_x_CrD = lax.scan(step, none, (x_CrD, labels_CR, valid_CR, weight_CR))
     return total, (d_x_CrD, d_kernel_Dv.astype(kernel_Dv.dtype))
 
 
@@ -125,10 +140,12 @@ def _to_owners(parts_RD: jax.Array, num_own: int, wide: DTypeLike) -> jax.Array:
     return jnp.sum(received_NrD.astype(wide), axis=0)
 
 
-def _sum_backward(vocab_size: int, gradients: tuple, d_total: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
+def _sum_backward(
+    vocab_size: int, gradients: tuple, d_total: jax.Array
+) -> tuple[jax.Array, jax.Array, None, None, None]:
     del vocab_size
     d_x_CrD, d_kernel_Dv = (gradient * d_total.astype(gradient.dtype) for gradient in gradients)
-    return d_x_CrD, d_kernel_Dv, None, None
+    return d_x_CrD, d_kernel_Dv, None, None, None
 
 
 _sum.defvjp(_sum_forward, _sum_backward)

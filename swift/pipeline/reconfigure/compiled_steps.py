@@ -262,7 +262,9 @@ class Steps:
             return jax.ShapeDtypeStruct((*lead, size), dtype, sharding=live.shardings(RANKED))
 
         keys = abstract(2, jnp.uint32) if self.spec.draws_noise and kind != "evaluate" else None
-        return Batch(abstract(length, jnp.int32), abstract(length, jnp.int32), abstract(length, jnp.bool_), keys)
+        weights = abstract(length, jnp.float32) if self.spec.weighs_tokens else None
+        tokens = abstract(length, jnp.int32)
+        return Batch(tokens, tokens, abstract(length, jnp.bool_), keys, weights)
 
 
 def program_key(configuration: Configuration, num_ranks: int, kind: StepKind, *, keep_state: bool) -> object:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from swift.experts.layer import Load
@@ -23,27 +24,36 @@ from swift.pipeline.step.spec import StepSpec
 class Sums(NamedTuple):
     """Sums over this rank's micro-batches, or over those of all expert ranks after ``over_ranks``."""
 
-    loss: jax.Array  # cross-entropies of tokens, nats; at least float32
+    loss: jax.Array  # cross-entropies of tokens, nats, times their weights; at least float32
     aux: jax.Array  # auxiliary losses of micro-batches; at least float32
-    tokens: jax.Array  # int32, tokens with a loss
+    tokens: jax.Array  # int32, tokens that are not padding
+    weight: Any  # weights of the tokens' losses, at least float32; None if the spec has no weights
     load: Load  # int32[L, E] each, and the router's own numbers, [L, ...] each
 
     @classmethod
     def zeros(cls, spec: StepSpec, num_iterations: int) -> "Sums":
         """Returns zero sums for each iteration of a window, ``[K, ...]``."""
         load, zero = no_load(spec, num_iterations), jnp.zeros(num_iterations, spec.accumulate_dtype)
-        return cls(zero, zero, jnp.zeros(num_iterations, jnp.int32), load)
+        return cls(zero, zero, jnp.zeros(num_iterations, jnp.int32), zero if spec.weighs_tokens else None, load)
 
     def over_ranks(self) -> "Sums":
         """Returns the sums over all expert ranks."""
         loss, aux, numbers = sum_together((self.loss, self.aux, self.load.numbers), EXPERT_AXIS)
-        counts = jax.tree.map(lambda leaf: lax.psum(leaf, EXPERT_AXIS), (self.tokens, self.load._replace(numbers=())))
-        return Sums(loss, aux, counts[0], counts[1]._replace(numbers=numbers))
+        counts = self.tokens, self.weight, self.load._replace(numbers=())
+        tokens, weight, load = jax.tree.map(lambda leaf: lax.psum(leaf, EXPERT_AXIS), counts)
+        return Sums(loss, aux, tokens, weight, load._replace(numbers=numbers))
 
     @property
     def without_numbers(self) -> "Sums":
         """The same sums, without the router's own numbers."""
         return self._replace(load=self.load._replace(numbers=()))
+
+
+def loss_divisor(tokens: jax.Array, weight: jax.Array | None, dtype: DTypeLike) -> jax.Array:
+    """Returns what sums of losses and gradients are divided by: the weights' sum, or the tokens; 1 if it is 0."""
+    if weight is None:
+        return jnp.maximum(tokens, 1).astype(dtype)
+    return jnp.where(weight > 0, weight, jnp.ones_like(weight)).astype(dtype)
 
 
 def sum_together(sums: tuple[jax.Array, jax.Array, Any], axes: str | tuple[str, ...]) -> tuple[Any, Any, Any]:
@@ -93,6 +103,7 @@ def metrics_of(
     loss_K: Float[Array, " K"],
     aux_K: Float[Array, " K"],
     tokens_K: Int[Array, " K"],
+    weight_K: Float[Array, " K"] | None,
     norm_K: Float[Array, " K"],
     record: UpdateRecord,
     numbers: Any = (),
@@ -100,16 +111,18 @@ def metrics_of(
     """Computes the metrics of a window.
 
     Args:
-        loss_K: cross-entropies, summed over the global batch's tokens, nats.
+        loss_K: cross-entropies, summed over the global batch's tokens with their weights, nats.
         aux_K: auxiliary losses, summed over all layers and averaged over micro-batches.
-        tokens_K: int32, tokens with a loss.
+        tokens_K: int32, tokens that are not padding.
+        weight_K: sum of the losses' weights, or None without weights.
         norm_K: norm of the whole model's gradient, before clipping.
         record: record of the updates of all stages, with a leading dim K.
         numbers: the router's own numbers by name, ``[K, L, ...]`` each, summed over all ranks of all workers.
     """
-    own = {"numbers": {name: number.value for name, number in numbers.items()}} if numbers else {}
+    own: dict[str, Any] = {"numbers": {name: number.value for name, number in numbers.items()}} if numbers else {}
+    own |= {} if weight_K is None else {"loss_weight": weight_K}
     return own | {
-        "loss": loss_K / jnp.maximum(tokens_K, 1).astype(loss_K.dtype),
+        "loss": loss_K / loss_divisor(tokens_K, weight_K, loss_K.dtype),
         "aux_loss": aux_K,
         "tokens": tokens_K,
         "grad_norm": norm_K,

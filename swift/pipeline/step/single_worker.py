@@ -24,7 +24,7 @@ from swift.mesh.per_rank import EXPERT_AXIS, RANKED, SHARED
 from swift.pipeline import scopes
 from swift.pipeline.split_backward.partition import Stashes
 from swift.pipeline.state import DeviceBatch, StageWeights, TrainState
-from swift.pipeline.step.metrics import Sums, UpdateRecord, metrics_of
+from swift.pipeline.step.metrics import Sums, UpdateRecord, loss_divisor, metrics_of
 from swift.pipeline.step.spec import StepSpec
 from swift.pipeline.step.stage import Extras, ForwardStage, Stage
 from swift.pipeline.step.stage_ops import EvaluationOps, HotRows, StageOps
@@ -74,8 +74,9 @@ def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:
 def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatch) -> tuple[dict[str, jax.Array], Sums]:
     """Computes the gradients of loss and auxiliary loss over all micro-batches, in each group's master layout.
 
-    The objective is the mean cross-entropy over the global batch's tokens plus the mean auxiliary loss over
-    micro-batches. Local sums are differentiated and reduced explicitly, and divided once, at the end.
+    The objective is the mean cross-entropy over the global batch's tokens, weighted by ``Batch.weights``, plus the mean
+    auxiliary loss over micro-batches. Local sums are differentiated and reduced explicitly, and divided once, at the
+    end.
 
     Args:
         spec: step spec with a single worker.
@@ -86,7 +87,10 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
         (gradients by group, sums over ranks and micro-batches).
     """
     tokens = lax.psum(batch.valid.sum(dtype=jnp.int32), EXPERT_AXIS)
-    divisor = jnp.maximum(tokens, 1).astype(spec.accumulate_dtype)
+    weight = None
+    if batch.weights is not None:
+        weight = lax.psum(batch.weights.sum(dtype=spec.accumulate_dtype), EXPERT_AXIS)
+    divisor = loss_divisor(tokens, weight, spec.accumulate_dtype)
     hot_rows = HotRows.choose(spec, batch.inputs, jnp.zeros(len(batch.inputs), jnp.int32), 1)
     copies = hot_rows.fetch(state.slots, 0, _BOTH.is_first, hot_rows.no_copies)
     weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0, copies)
@@ -145,7 +149,8 @@ def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
         scale = clip_scale(spec, norm)
         after = apply_gradients(spec, state, gradients, sums.load.popularity_E, _BOTH, scale)
         record = UpdateRecord.of(spec, state, square, sums.without_numbers.load)
-        outcome = sums.loss, sums.aux / spec.num_microbatches, sums.tokens, norm, record, sums.load.numbers
+        aux = sums.aux / spec.num_microbatches
+        outcome = sums.loss, aux, sums.tokens, sums.weight, norm, record, sums.load.numbers
         return after, metrics_of(*jax.tree.map(lambda leaf: leaf[None], outcome))
 
     donated = () if keep_state else 0

@@ -133,6 +133,7 @@ class StepSpec:
         num_hot_rows: rows of a sharded embedding that a rank may copy in an iteration, H.
         decays_matrices_only: whether weight decay excludes embeddings, norms and biases.
         remat: part of a block that is recomputed from its input in the backward pass: none, attention, or the block.
+        weighs_tokens: whether batches have a weight for every token's loss, see ``Batch.weights``.
         memory: location of master weights and moments between updates.
         cut: blocks of every stage in the first pipeline and in checkpoints, or None for equally many in all stages.
         chunks: chunks that every worker holds, or None if all pipelines have the same cut and each chunk is a stage.
@@ -152,6 +153,7 @@ class StepSpec:
     num_hot_rows: int = 0
     decays_matrices_only: bool = False
     remat: Remat = "none"
+    weighs_tokens: bool = False
     memory: Literal["device", "pinned_host"] = "device"
     cut: Cut = None  # type: ignore[assignment]
     chunks: Chunks = None  # type: ignore[assignment]

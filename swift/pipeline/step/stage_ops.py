@@ -139,8 +139,7 @@ class EvaluationOps:
         y, aux, load = self.stage.evaluate(self.weights.layers, self._extras(data), x, self._chunk(op))
 
         def end(sums: Sums) -> Sums:
-            loss = self._loss(self.weights.head, y, data)
-            return _sums_of(sums, op.iteration, loss=loss, tokens=data.valid.sum(dtype=jnp.int32))
+            return _sums_of(sums, op.iteration, loss=self._loss(self.weights.head, y, data), **self._counted(data))
 
         sums = _sums_of(sums, op.iteration, aux=aux, load=load)
         return y, cond_unless_static(self._ends(op).is_last, end, lambda same: same, sums)
@@ -164,7 +163,12 @@ class EvaluationOps:
     def _loss(self, head: Any, y: jax.Array, data: DeviceBatch) -> jax.Array:
         weights = {name: [layer_of(stack, 0)] for name, stack in head.items()}
         with _named(scopes.HEAD, self.spec.gpt.head_ranks):
-            return self.spec.gpt.head_loss(weights, y, data.labels, data.valid)
+            return self.spec.gpt.head_loss(weights, y, data.labels, data.valid, data.weights)
+
+    def _counted(self, data: DeviceBatch) -> dict[str, Any]:
+        """Returns the sums of a micro-batch's tokens and of their losses' weights."""
+        weights = None if data.weights is None else data.weights.sum(dtype=self.spec.accumulate_dtype)
+        return {"tokens": data.valid.sum(dtype=jnp.int32), "weight": weights}
 
     def _data(self, op: TickOp) -> DeviceBatch:
         return jax.tree.map(lambda leaf: leaf[op.data], self.batch)
@@ -182,7 +186,7 @@ class StageOps(EvaluationOps):
 
     Attributes:
         stage: the stage's blocks as F, B and W.
-        aux_weight_K: weight of the auxiliary loss in each iteration, relative to the sum of the tokens' losses.
+        aux_weight_K: weight of the auxiliary loss in each iteration, relative to the tokens' weighted losses.
         hot_rows: rows whose copies the weights contain.
     """
 
@@ -209,8 +213,7 @@ class StageOps(EvaluationOps):
 
         def end(gradients: jax.Array, sums: Sums, head: Any) -> tuple[jax.Array, Sums, Any]:
             value, (d_head, dy) = jax.value_and_grad(self._loss, argnums=(0, 1))(self.weights.head, y, data)
-            tokens = data.valid.sum(dtype=jnp.int32)
-            sums = _sums_of(sums, op.iteration, loss=value, tokens=tokens)
+            sums = _sums_of(sums, op.iteration, loss=value, **self._counted(data))
             return put(gradients, op.loss, dy), sums, _add(head, d_head)
 
         gradients, updated_sums, head = cond_unless_static(

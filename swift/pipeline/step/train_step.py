@@ -31,7 +31,15 @@ from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_
 from swift.pipeline import scopes
 from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS, DeviceBatch, Index, StageWeights, TrainState
 from swift.pipeline.step.interpreter import Carry, Interpreter, empty_carry
-from swift.pipeline.step.metrics import Sums, UpdateRecord, in_model_order, metrics_of, over_stages, sum_together
+from swift.pipeline.step.metrics import (
+    Sums,
+    UpdateRecord,
+    in_model_order,
+    loss_divisor,
+    metrics_of,
+    over_stages,
+    sum_together,
+)
 from swift.pipeline.step.spec import StepSpec, SumInRound
 from swift.pipeline.step.stage import Extras, ForwardStage, Stage
 from swift.pipeline.step.stage_ops import EvaluationOps, HotRows, StageOps
@@ -220,6 +228,7 @@ class _RankContext(NamedTuple):
     start: Carry
     batch: DeviceBatch
     tokens_K: jax.Array  # int32, tokens of the iterations' global batches
+    weight_K: Any  # sums of their losses' weights; None without weights
     layers: ChunkLayers
     hot_rows: HotRows
 
@@ -246,21 +255,27 @@ class _RankContext(NamedTuple):
         permutations = table.activations.permutations, table.gradients.permutations
         tokens_n = batch.valid.sum(axis=(1, 2), dtype=jnp.int32)
         in_iteration_Kn = jnp.arange(num_iterations, dtype=jnp.int32)[:, None] == columns.token_iteration_n[None]
+
+        def in_iterations(sum_n: jax.Array) -> jax.Array:
+            total_K = jnp.sum(in_iteration_Kn * sum_n[None], axis=1, dtype=sum_n.dtype)
+            return _sum_over_all_ranks(spec, total_K)
+
         return cls(
             spec,
             stage,
             Interpreter(permutations, common, columns, message, spec.chunks.have_neighbours),
             empty_carry(spec, table, stage, weights, message, num_iterations),
             batch,
-            _sum_over_all_ranks(spec, jnp.sum(in_iteration_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
+            in_iterations(tokens_n),
+            None if batch.weights is None else in_iterations(batch.weights.sum((1, 2), dtype=spec.accumulate_dtype)),
             ChunkLayers(spec, holding),
             hot_rows,
         )
 
     @property
     def divisor_K(self) -> jax.Array:
-        """Divisors for the iterations' sums: the tokens in their global batches."""
-        return jnp.maximum(self.tokens_K, 1).astype(self.spec.accumulate_dtype)
+        """Divisors for the iterations' sums over their global batches, see ``loss_divisor``."""
+        return loss_divisor(self.tokens_K, self.weight_K, self.spec.accumulate_dtype)
 
     @property
     def static_chunk(self) -> Any:
@@ -376,7 +391,8 @@ class _RankContext(NamedTuple):
         own_numbers = in_model_order(self.spec, sums_K.load.numbers, self.layers.holding)
         loss_K, aux_K, numbers = sum_together((sums_K.loss, sums_K.aux, own_numbers), _all_ranks(self.spec))
         record = over_stages(self.spec, record)
-        return metrics_of(loss_K, aux_K / self.spec.num_microbatches, self.tokens_K, norm_K, record, numbers)
+        aux_K = aux_K / self.spec.num_microbatches
+        return metrics_of(loss_K, aux_K, self.tokens_K, self.weight_K, norm_K, record, numbers)
 
 
 def _all_ranks(spec: StepSpec) -> tuple[str, ...]:

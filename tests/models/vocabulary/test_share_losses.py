@@ -22,29 +22,32 @@ def draw():
     return x_NRD, kernel_DV, shares_NDv, labels_NR, random.random((RANKS, TOKENS)) < 0.7
 
 
-def loss(x, kernel, labels, valid):
-    return sharded_loss_sum(x, kernel, labels, valid, VOCABULARY)
+def loss(x, kernel, labels, valid, weight=None):
+    return sharded_loss_sum(x, kernel, labels, valid, VOCABULARY, weight)
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("weighs", [False, True])
 @pytest.mark.parametrize("tokens_at_once", [1, 2, 4])
-def test_shares_are_the_whole_head(monkeypatch, tokens_at_once):
+def test_shares_are_the_whole_head(monkeypatch, tokens_at_once, weighs):
     monkeypatch.setattr(losses, "LOGITS_AT_ONCE", tokens_at_once * VOCABULARY)
     x_NRD, kernel_DV, shares_NDv, labels_NR, valid_NR = draw()
+    weights = [np.random.default_rng(1).integers(0, 3, valid_NR.shape).astype(np.float32) / 2] if weighs else []
+    factor_NR = valid_NR * np.prod(weights, axis=0)
     both = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1)), axis_name=EXPERT_AXIS)
-    losses_N, (d_x_NRD, d_shares_NDv) = jax.jit(both)(x_NRD, shares_NDv, labels_NR, valid_NR)
+    losses_N, (d_x_NRD, d_shares_NDv) = jax.jit(both)(x_NRD, shares_NDv, labels_NR, valid_NR, *weights)
 
     probabilities = softmax(x_NRD @ kernel_DV)
     chosen = np.take_along_axis(np.log(probabilities), labels_NR[..., None], axis=-1)[..., 0]
-    np.testing.assert_allclose(losses_N, -(chosen * valid_NR).sum(axis=1), rtol=1e-12)
-    d_logits = (probabilities - np.eye(VOCABULARY)[labels_NR]) * valid_NR[..., None]
+    np.testing.assert_allclose(losses_N, -(chosen * factor_NR).sum(axis=1), rtol=1e-12)
+    d_logits = (probabilities - np.eye(VOCABULARY)[labels_NR]) * factor_NR[..., None]
     np.testing.assert_allclose(d_x_NRD, d_logits @ kernel_DV.T, rtol=1e-10, atol=1e-12)
     d_kernel_DV = np.einsum("nrd,nrv->dv", x_NRD, d_logits)
     found_DV = np.asarray(d_shares_NDv).swapaxes(0, 1).reshape(WIDTH, -1)
     np.testing.assert_allclose(found_DV[:, :VOCABULARY], d_kernel_DV, rtol=1e-10, atol=1e-12)
     assert not found_DV[:, VOCABULARY:].any()
 
-    evaluated_N = jax.jit(jax.vmap(loss, axis_name=EXPERT_AXIS))(x_NRD, shares_NDv, labels_NR, valid_NR)
+    evaluated_N = jax.jit(jax.vmap(loss, axis_name=EXPERT_AXIS))(x_NRD, shares_NDv, labels_NR, valid_NR, *weights)
     np.testing.assert_allclose(evaluated_N, losses_N, rtol=1e-12)
 
 
