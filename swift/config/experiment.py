@@ -131,7 +131,7 @@ class Experiment:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be @{kind.__name__}()")
         if isinstance(self.placement, type) or not hasattr(self.placement, "init"):
             raise SettingError("Experiment.placement", self.placement, "must be a placement policy, such as @Symi()")
-        for observer in self.observers:
+        for observer in self.observers if isinstance(self.observers, tuple | list) else (None,):
             is_observer = all(hasattr(observer, name) for name in ("begin", "on_step", "on_event", "end"))
             if not is_observer or isinstance(observer, type) or not is_dataclass(observer):
                 allowed = "must be dataclasses that inherit from swift.runlog.Observer, such as (@my_code.Mine(),)"

@@ -4,7 +4,7 @@ Throughout, ``local_tokens`` is the number of tokens of a micro-batch on one ran
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
@@ -91,8 +91,7 @@ class SlotCapacity(_Capacity):
             text = "must be @TopK() with SlotCapacity.rules = 'deepspeed'"
             raise SettingError("ExpertConfig.router", experts.router, text)
         allowed = (
-            ("TopK.scores", experts.router.scores, ("softmax",)),
-            ("TopK.normalize_gates", experts.router.normalize_gates, (None,)),
+            *((f"TopK.{field.name}", getattr(experts.router, field.name), (field.default,)) for field in fields(TopK)),
             ("ExpertConfig.z_loss_coefficient", experts.z_loss_coefficient, (0.0,)),
             ("ExpertConfig.top_k", experts.top_k, (1, 2)),
         )
@@ -298,8 +297,9 @@ class ExpertConfig:
             raise SettingError("ExpertConfig.capacity", self.capacity, f"must be {kinds}")
         for name in ("aux_loss_coefficient", "z_loss_coefficient"):
             check_number(f"ExpertConfig.{name}", getattr(self, name), least=0)
-        if not isinstance(self.router, Router):
-            raise SettingError("ExpertConfig.router", self.router, "must be a router, such as @TopK()")
+        if not isinstance(self.router, Router) or not is_dataclass(self.router):
+            allowed = "must be a router, such as @TopK(): a dataclass that inherits from swift.experts.Router"
+            raise SettingError("ExpertConfig.router", self.router, allowed)
         self.router.check(self.num_classes, self.top_k)
         self.capacity.check(self)
 

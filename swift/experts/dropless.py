@@ -54,7 +54,7 @@ def sorted_moe(
     is_own_A = pairs.valid_A & (slot_A >= 0) & (slot_A < num_own)
     popularity_S = lax.dynamic_slice_in_dim(pairs.popularity_E, first, num_own)
 
-    num_pairs = config.most_pairs(x_TD.shape[0])
+    num_pairs = x_TD.shape[0] * config.most_choices
     block, num_rows = block_rows(num_pairs, num_own), padded_rows(num_pairs, num_own)
     size_S = -(-popularity_S // block) * block
     groups = Groups(jnp.cumsum(size_S, dtype=jnp.int32) - size_S, size_S)

@@ -121,7 +121,8 @@ def auxiliary_loss(
     loss = config.router.auxiliary_loss(routing, tokens, popularity_E, num_tokens, config.top_k)
     if not z_share:
         return loss
-    return router_share * loss + z_share * z_loss(tokens.logits_TX, tokens.valid_T, num_tokens)
+    logits_TE = tokens.logits_TX[:, : config.num_classes]  # a router may have more outputs
+    return router_share * loss + z_share * z_loss(logits_TE, tokens.valid_T, num_tokens)
 
 
 class _Tokens(NamedTuple):

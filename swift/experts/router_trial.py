@@ -3,6 +3,7 @@
 Legend: T tokens, D model dim, E experts, K choices of a token, X outputs of the router's matrix.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,12 @@ import numpy as np
 from swift.experts.routing import Number, Router, RouterTokens, Routing, TokenNoise
 from swift.experts.trial import Trial, described
 
-_TAKEN = ("norm", "score", "shared")
+_TAKEN = ("norm", "score", "shared", "has_shared", "add_shared")
 """Names of the other parameters beside a router's state."""
 _LENGTH = 4
 """Tokens of a sequence in the trial."""
 _MOST_LOGITS = 2**20
+_MOST_ELEMENTS = 256
 
 
 def check_router(router: Router, num_classes: int, top_k: int, model_dim: int, setting: str) -> None:
@@ -41,8 +43,14 @@ def check_router(router: Router, num_classes: int, top_k: int, model_dim: int, s
     trial.check_sizes()
     state = trial.checked_state()
     few, many = (trial.checked_routing(state, count) for count in (num_classes, 2 * num_classes))
-    if described_numbers(few.numbers) != described_numbers(many.numbers):
+    if _described_numbers(few.numbers) != _described_numbers(many.numbers):
         trial.refuse("route returns numbers whose shapes depend on the number of tokens")
+    if router.draws_noise:  # an evaluation has none
+        quiet = trial.checked_routing(state, num_classes, draws=False)
+        if _described_numbers(few.numbers) != _described_numbers(quiet.numbers):
+            trial.refuse("route returns other numbers where tokens.noise is None")
+    if router.generates:
+        trial.checked_routing(state, num_classes, "route_alone", draws=False)
     trial.check_update(state)
     trial.check_loss(state)
     trial.check_choices(state)
@@ -78,12 +86,14 @@ class _Trial(Trial):
         for name, value in state.items():
             if not str(name).isidentifier() or name in _TAKEN:
                 self.refuse(f"init_state has the name {name!r}: must be an identifier other than {', '.join(_TAKEN)}")
-            if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.floating):
+            if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.floating) or not value.size:
                 self.refuse(f"init_state has {name!r} of type {type(value).__name__}: must be a float array of NumPy")
         return state
 
-    def tokens(self, state: Mapping[str, Any], num_sequences: int, seed: int = 0) -> RouterTokens:
-        """Returns random tokens, of which the last is padding."""
+    def tokens(
+        self, state: Mapping[str, Any], num_sequences: int, seed: int = 0, *, draws: bool = True
+    ) -> RouterTokens:
+        """Returns random tokens, of which the last is padding; with noise, if the router draws any."""
         random, num_tokens = np.random.default_rng(seed), num_sequences * _LENGTH
         num_logits = self.subject.num_logits(self.num_classes)
         keys = jnp.asarray(random.integers(0, 2**32, (num_sequences, 2), dtype=np.uint32))
@@ -92,18 +102,21 @@ class _Trial(Trial):
             jnp.asarray(random.standard_normal((num_tokens, self.model_dim)), jnp.float32),
             jnp.arange(num_tokens) < num_tokens - 1,
             {name: jnp.asarray(value) for name, value in state.items()},
-            TokenNoise.of(keys, 0, _LENGTH) if self.subject.draws_noise else None,
+            TokenNoise.of(keys, 0, _LENGTH) if draws and self.subject.draws_noise else None,
         )
 
-    def checked_routing(self, state: Mapping[str, np.ndarray], num_sequences: int) -> Routing:
-        """Traces ``route``, and returns the checked result as abstract arrays."""
+    def checked_routing(
+        self, state: Mapping[str, np.ndarray], num_sequences: int, method: str = "route", *, draws: bool = True
+    ) -> Routing:
+        """Traces a method that routes, and returns the checked result as abstract arrays."""
         num_classes, top_k, num_tokens = self.num_classes, self.top_k, num_sequences * _LENGTH
-        result = self.attempt(
-            "route",
-            lambda: jax.eval_shape(lambda: self.subject.route(self.tokens(state, num_sequences), num_classes, top_k)),
-        )
+
+        def route() -> Any:
+            return getattr(self.subject, method)(self.tokens(state, num_sequences, draws=draws), num_classes, top_k)
+
+        result = self.attempt(method, lambda: jax.eval_shape(route))
         if not isinstance(result, Routing):
-            self.refuse(f"route returns {described(result)}: must be a Routing")
+            self.refuse(f"{method} returns {described(result)}: must be a Routing")
         by_choice = num_tokens, self.subject.most_choices(num_classes, top_k)
         wanted = {
             "choices_TK": (by_choice, jnp.int32),
@@ -120,7 +133,9 @@ class _Trial(Trial):
                 or leaf.shape != shape
                 or not jnp.issubdtype(leaf.dtype, kind)
             ):
-                self.refuse(f"route returns {described(leaf)} as {name}: must be {kind.__name__}{list(shape)}")
+                self.refuse(f"{method} returns {described(leaf)} as {name}: must be {kind.__name__}{list(shape)}")
+            if kind is jnp.floating and jnp.finfo(leaf.dtype).bits < 32:
+                self.refuse(f"{method} returns {name} of {leaf.dtype}: must be at least float32")
         self._check_numbers(result.numbers)
         return result
 
@@ -130,10 +145,16 @@ class _Trial(Trial):
         if not isinstance(numbers, Mapping) or not all(isinstance(number, Number) for number in numbers.values()):
             self.refuse("route returns numbers that are not a dict of Number by name")
         for name, number in numbers.items():
-            if not isinstance(name, str):
-                self.refuse(f"route returns a number with the name {name!r}: must be a text")
+            if not isinstance(name, str) or not name.isidentifier():
+                self.refuse(f"route returns a number with the name {name!r}: must be an identifier")
             if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(number)):
                 self.refuse(f"route returns the number {name!r} as {described(tuple(number))}: must be floats")
+            shape, size = number.total.shape, math.prod(number.total.shape)
+            if number.weight is not None and number.weight.shape != shape[: len(number.weight.shape)]:
+                self.refuse(f"route returns the number {name!r}: its weight must have the first dims of its total")
+            if size > _MOST_ELEMENTS:
+                allowed = f"at most {_MOST_ELEMENTS}, since each is recorded for each layer and iteration"
+                self.refuse(f"route returns the number {name!r} with {size} elements: {allowed}")
 
     def check_update(self, state: Mapping[str, np.ndarray]) -> None:
         """Checks that ``update_state`` keeps names and shapes, and returns floats."""
@@ -169,7 +190,10 @@ class _Trial(Trial):
             return jax.device_get(jax.jit(lambda: self.subject.route(tokens, num_classes, top_k))())
 
         routing, again = (self.attempt("route", run) for _ in range(2))
-        if not all(map(np.array_equal, jax.tree.leaves(routing), jax.tree.leaves(again))):
+        if not np.isfinite(routing.gates_TK).all() or not np.isfinite(routing.probs_TE).all():
+            self.refuse("route returns gates or probs that are not finite")
+        pairs = zip(jax.tree.leaves(routing), jax.tree.leaves(again), strict=True)
+        if not all(np.array_equal(one, other, equal_nan=one.dtype != bool) for one, other in pairs):
             self.refuse("route chooses differently when it is traced again: all ranks must choose the same")
         is_choice_TK = np.ones(routing.choices_TK.shape, bool) if routing.is_choice_TK is None else routing.is_choice_TK
         is_choice_TK = is_choice_TK & np.asarray(tokens.valid_T)[:, None]
@@ -182,10 +206,8 @@ class _Trial(Trial):
         most = self.attempt("most_pairs", lambda: self.subject.most_pairs(len(is_choice_TK), num_classes, top_k))
         if is_choice_TK.sum() > most:
             self.refuse(f"route makes {is_choice_TK.sum()} choices, and most_pairs says that there are at most {most}")
-        if not np.isfinite(routing.gates_TK).all() or not np.isfinite(routing.probs_TE).all():
-            self.refuse("route returns gates or probs that are not finite")
 
 
-def described_numbers(numbers: Any) -> list[str]:
+def _described_numbers(numbers: Any) -> list[str]:
     """Describes a router's own numbers, as abstract arrays."""
     return [] if numbers == () else [f"{name}: {described(tuple(number))}" for name, number in numbers.items()]

@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from swift.errors import SettingError, check_choices, check_count, check_number
-from swift.experts.routing import Router, RouterTokens, Routing, cannot_generate, shares
+from swift.experts.routing import Router, RouterTokens, Routing, shares
 from swift.largest import largest
 
 _MOST_ITERATIONS = 1000
@@ -64,7 +64,9 @@ class TopK(Router):
         if rest:
             allowed = f"must divide ExpertConfig.num_classes = {num_classes}"
             raise SettingError("TopK.num_groups", self.num_groups, allowed)
-        if self.num_groups > 1 and self.group_score == "top2" and group_size < 2:
+        if self.num_groups == 1 and self.group_score != "max":
+            raise SettingError("TopK.group_score", self.group_score, "needs TopK.num_groups above 1")
+        if self.group_score == "top2" and group_size < 2:
             raise SettingError("TopK.group_score", "top2", "needs groups of at least two experts")
         if self.top_groups * group_size < top_k:
             allowed = f"groups of {group_size} experts each have too few for ExpertConfig.top_k = {top_k}"
@@ -127,7 +129,8 @@ class NoisyTopK(Router):
     """Adds noise to the logits before the K largest are chosen, so that close experts share their tokens.
 
     The noise of each token and expert is normal, with a standard deviation that the router learns: the softplus of a
-    second output of its matrix (arXiv 1701.06538, section 2.1). Gates are the softmax over the chosen noisy logits.
+    second output of its matrix (arXiv 1701.06538, section 2.1). Gates are the softmax over the chosen noisy logits; the
+    gate of a single choice is its probability among all experts, since it would otherwise be 1, without a gradient.
     Evaluations and generation use no noise.
 
     Attributes:
@@ -152,7 +155,7 @@ class NoisyTopK(Router):
         if tokens.noise is not None:
             std = jax.nn.softplus(logits_TX[:, num_classes:]) if self.std is None else self.std
             logits_TE = logits_TE + std * tokens.noise.draw(jax.random.normal, num_classes, dtype=logits_TE.dtype)
-        return TopK(normalize_gates=True).choose(logits_TE, top_k)
+        return TopK().choose(logits_TE, top_k)
 
 
 @dataclass(frozen=True)
@@ -225,11 +228,12 @@ class ExpertChoice(Router):
     which experts an earlier one has, so a model cannot generate text by this rule.
 
     Attributes:
-        most_experts: largest number of experts of a token; those with the smallest probabilities lose it. None for no
-            limit, at the cost of E rows for every token in the gather before the exchange.
+        most_experts: largest number of experts of a token; the ones with the smallest probabilities lose it. None for
+            no limit, at the cost of E rows for every token in the gather before the exchange.
     """
 
     most_experts: int | None = None
+    generates: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.most_experts is not None:
@@ -261,9 +265,8 @@ class ExpertChoice(Router):
         return Routing(choices_TK, jnp.where(is_choice_TK, gates_TK, jnp.zeros_like(gates_TK)), probs_TE, is_choice_TK)
 
     def route_alone(self, tokens: RouterTokens, num_classes: int, top_k: int) -> Routing:
-        """Raises SettingError: there is nothing to choose among."""
-        del tokens, num_classes, top_k
-        raise cannot_generate(self)
+        """Not possible: there is nothing to choose among, see ``generates``."""
+        raise NotImplementedError
 
     def auxiliary_loss(
         self,

@@ -15,8 +15,6 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from swift.errors import SettingError
-
 
 class Number(NamedTuple):
     """A number for a layer and an iteration: a sum over all tokens, micro-batches, ranks and workers, or a mean.
@@ -31,6 +29,7 @@ class Number(NamedTuple):
     @classmethod
     def mean(cls, values_T: Float[Array, "T ..."], valid_T: Bool[Array, " T"]) -> "Number":
         """Returns the mean of the tokens' values, without padding; its total is this rank's."""
+        values_T = values_T.astype(jnp.promote_types(values_T.dtype, jnp.float32))
         is_valid = valid_T.reshape(-1, *[1] * (values_T.ndim - 1))
         total = jnp.sum(jnp.where(is_valid, values_T, jnp.zeros_like(values_T)), axis=0)
         return cls(total, jnp.sum(valid_T, dtype=total.dtype))
@@ -51,7 +50,7 @@ class Routing(NamedTuple):
     gates_TK: jax.Array  # weights of the experts' outputs, at least float32; 0 where there is no choice
     probs_TE: jax.Array  # scores normalized to a sum of 1, at least float32, for the auxiliary loss
     is_choice_TK: jax.Array | None = None  # False where a token has fewer than K experts; None if all have K
-    numbers: Any = ()  # ``Number`` by name, to be recorded in training; their shapes do not depend on T
+    numbers: Any = ()  # ``Number`` by name, to be recorded; their shapes depend neither on T nor on the noise
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,14 @@ class Router:
 
     draws_noise: ClassVar[bool] = False
     """Whether ``route`` uses ``RouterTokens.noise`` in training."""
+    generates: ClassVar[bool] = True
+    """Whether ``route_alone`` can choose experts for tokens one after the other."""
 
     def check(self, num_classes: int, top_k: int) -> None:
         """Raises SettingError if the router cannot work with this many experts and choices."""
 
     def num_logits(self, num_classes: int) -> int:
-        """Returns the number of outputs of the router's matrix, X."""
+        """Returns the number of outputs of the router's matrix, X; the z-loss takes the first E for the logits."""
         return num_classes
 
     def most_choices(self, num_classes: int, top_k: int) -> int:
@@ -179,12 +180,6 @@ class Router:
             top_k: see ``route``.
         """
         return balance_loss(routing.probs_TE, tokens.valid_T, popularity_E, num_tokens, top_k)
-
-
-def cannot_generate(router: Router) -> SettingError:
-    """Returns the error of a router that has no rule for generation."""
-    allowed = "chooses among the tokens of a batch, and generation has one token at a time: it can only be trained"
-    return SettingError("ExpertConfig.router", router, allowed)
 
 
 def shares(logits: jax.Array) -> jax.Array:

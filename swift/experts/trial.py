@@ -14,7 +14,7 @@ import jax
 from swift.errors import SettingError, error_line
 
 _TRACED = (
-    "needs a number where JAX has none yet, since it is traced before there are any: "
+    "needs a number where JAX has none yet, since it is traced before a run begins: "
     "use jax.numpy, jnp.where and jax.lax instead of numpy, float() and Python's if and for"
 )
 

@@ -121,7 +121,7 @@ class Group:
     def span(self, name: str) -> tuple[int, int]:
         """Returns a parameter's range in a module's vector: its first position, and the position after its last."""
         names = jax.tree_util.tree_leaves_with_path(self._template.treedef.unflatten(range(len(self.sizes))))
-        index = next(index for path, index in names if jax.tree_util.DictKey(name) in path)
+        index = next(index for path, index in names if path[0] == jax.tree_util.DictKey(name))
         start = sum(self.sizes[:index])
         return start, start + self.sizes[index]
 

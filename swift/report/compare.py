@@ -331,9 +331,16 @@ def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
         yield _picture("utilization", caption, replace(chart, from_zero=True))
 
 
+_MOST_ELEMENTS = 8
+"""Elements of a router's vector that are drawn, each in a chart."""
+
+
 def _router_pictures(runs: Sequence[Run], lines: "_Lines") -> Iterator[Picture]:
     """Draws the numbers that routers of one's own record."""
     for name in sorted({name for run in runs for name in run.metrics.router_numbers}):
+        element = name.rpartition("-")[2]
+        if element.isdigit() and int(element) >= _MOST_ELEMENTS:
+            continue
         if chart := lines.chart(name, name):
             caption = f"{name.removeprefix(ROUTER_PREFIX)}, as the router records it, averaged over layers."
             yield _picture(re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-"), caption, chart)

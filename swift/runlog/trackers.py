@@ -18,6 +18,7 @@ from swift.runlog.observers import Observer, grouped_scalars
 _AXIS = "train/step"
 """W&B metric that holds the iteration: the x-axis of all charts."""
 _DEFAULT_EXPERIMENT = "0"
+_MOST_METRICS = 1000  # of one call
 """MLflow's experiment for runs that name no experiment."""
 
 
@@ -86,7 +87,8 @@ class MLflow(Observer):
         """See Observer."""
         metric, now_ms = self._mlflow.entities.Metric, int(1000 * time.time())
         metrics = [metric(tag, value, now_ms, record["step"]) for tag, value in grouped_scalars(record).items()]
-        self._client.log_batch(self._run_id, metrics=metrics)
+        for first in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self._run_id, metrics=metrics[first : first + _MOST_METRICS])
 
     def _experiment_id(self) -> str:
         """Returns the ID of the experiment named by MLflow's environment variables, which its client does not read.

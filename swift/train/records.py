@@ -74,13 +74,13 @@ def router_fields(numbers: Mapping[str, np.ndarray]) -> dict[str, float]:
     >>> router_fields({"entropy": np.array([1.0, 2.0])})
     {'router.entropy': 1.5, 'router.entropy.0': 1.0, 'router.entropy.1': 2.0}
     >>> list(router_fields({"probs": np.array([[0.25, 0.75]])}))
-    ['router.probs[0]', 'router.probs[0].0', 'router.probs[1]', 'router.probs[1].0']
+    ['router.probs-0', 'router.probs-0.0', 'router.probs-1', 'router.probs-1.0']
     """
     fields = {}
     for name, values_L in numbers.items():
         by_element = values_L.reshape(len(values_L), -1).T
         for element, value_L in enumerate(by_element):
-            field = f"{ROUTER_PREFIX}{name}" + (f"[{element}]" if values_L.ndim > 1 else "")
+            field = f"{ROUTER_PREFIX}{name}" + (f"-{element}" if values_L.ndim > 1 else "")
             fields[field] = float(value_L.mean())
             fields |= {f"{field}.{layer}": float(value) for layer, value in enumerate(value_L)}
     return fields

@@ -89,6 +89,38 @@ WRONG = {
         changed(gates_TK=lambda routing, _: routing.gates_TK / 0),
         "route returns gates or probs that are not finite",
     ),
+    "gates that are no numbers": (
+        changed(gates_TK=lambda routing, _: routing.gates_TK * jnp.nan),
+        "route returns gates or probs that are not finite",
+    ),
+    "gates that are narrow": (
+        changed(gates_TK=lambda routing, _: routing.gates_TK.astype(jnp.bfloat16)),
+        "route returns gates_TK of bfloat16: must be at least float32",
+    ),
+    "noise that is not always there": (
+        {"draws_noise": True, **changed(probs_TE=lambda of, tokens: of.probs_TE + tokens.noise.sequence_length)},
+        r"route \(test_router_trial\.py:\d+\) raises AttributeError: 'NoneType'",
+    ),
+    "numbers with noise alone": (
+        {
+            "draws_noise": True,
+            **changed(numbers=lambda _, tokens: {"a": Number(jnp.zeros(2 if tokens.noise is None else 1))}),
+        },
+        "route returns other numbers where tokens.noise is None",
+    ),
+    "no rule for generation": ({"route_alone": lambda *_: 1}, r"route_alone returns int32\[\]: must be a Routing"),
+    "a number with a path for a name": (
+        changed(numbers=lambda *_: {"../x": Number(jnp.zeros(()))}),
+        r"a number with the name '\.\./x': must be an identifier",
+    ),
+    "a weight of another shape": (
+        changed(numbers=lambda *_: {"mine": Number(jnp.zeros(()), jnp.zeros(6))}),
+        "its weight must have the first dims of its total",
+    ),
+    "too long a vector": (
+        changed(numbers=lambda *_: {"mine": Number(jnp.zeros(10_000))}),
+        "the number 'mine' with 10000 elements: at most 256",
+    ),
     "numbers that are arrays": (
         changed(numbers=lambda routing, _: {"mine": routing.gates_TK.sum()}),
         "numbers that are not a dict of Number by name",

@@ -1,5 +1,7 @@
 """The built-in routers against NumPy, a token or an expert at a time; and their gradients along random directions."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,12 @@ import pytest
 
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig, RankCapacity, SlotCapacity
-from swift.experts.dropless import sorted_moe
+from swift.experts.layer import auxiliary_loss
 from swift.experts.routers import ExpertChoice, NoisyTopK, Sinkhorn, TopK
 from swift.experts.routing import Number, RouterTokens, TokenNoise
+from swift.generate.engine import TextEngine
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
 from tests import oracles
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -68,6 +73,27 @@ def test_a_token_stays_in_its_best_groups(scores, group_score, bias):
         wanted = sorted(allowed, key=lambda expert: -biased[expert])[:3]
         assert choices.tolist() == wanted
         np.testing.assert_allclose(gates, score[wanted] / score[wanted].sum())
+
+
+def test_a_single_noisy_choice_has_a_gradient():
+    router, tokens = NoisyTopK(), tokens_of(num_logits=2 * EXPERTS, noisy=True)
+    gradient = jax.grad(lambda logits: router.route(tokens._replace(logits_TX=logits), EXPERTS, 1).gates_TK.sum())(
+        tokens.logits_TX
+    )
+    assert (np.abs(gradient) > 0).all()
+
+
+def test_the_z_loss_is_of_the_logits_alone():
+    experts, tokens = ExpertConfig(EXPERTS, EXPERTS, 2, z_loss_coefficient=1.0, router=NoisyTopK()), tokens_of(16, 12)
+    tokens = tokens._replace(logits_TX=tokens.logits_TX.at[:, :EXPERTS].set(0.0))
+    loss = auxiliary_loss(
+        replace(experts, aux_loss_coefficient=0.0),
+        experts.route(tokens),
+        tokens,
+        jnp.ones(EXPERTS, jnp.int32),
+        tokens.valid_T.sum(),
+    )
+    np.testing.assert_allclose(loss, np.log(EXPERTS) ** 2)
 
 
 @pytest.mark.parametrize("std", [None, 0.7])
@@ -170,9 +196,10 @@ def test_experts_cannot_choose_a_part_of_a_token():
 
 
 def test_a_model_of_expert_choice_cannot_generate():
-    tokens, experts = tokens_of(12), ExpertConfig(EXPERTS, EXPERTS, 2, router=ExpertChoice())
-    with pytest.raises(SettingError, match=r"ExpertConfig\.router = .*one token at a time"):
-        sorted_moe(experts, tokens.logits_TX, tokens.x_TD, tokens.valid_T, lambda rows, _: rows)
+    experts = ExpertConfig(EXPERTS, EXPERTS, 2, router=ExpertChoice())
+    gpt = GPT(ModelConfig(num_layers=2, model_dim=8, num_heads=2, ffn_dim=8, sequence_length=8), 16, EXPERTS)
+    with pytest.raises(SettingError, match=r"ExpertConfig\.router = .*can only be trained"):
+        TextEngine(gpt, experts, {})
 
 
 def test_sinkhorn_generates_by_the_largest_logits():

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from swift.data.config import DataConfig
+from swift.data.loader import SourceBatches
 from swift.data.pipeline import Pipeline
 from swift.data.records import Rows
 from swift.pipeline.step.metrics import Sums
-from swift.train.records import mean_loss
+from swift.train.records import validation_record
 from tests.train.runs import measured, run, two_stages
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -45,11 +46,13 @@ def test_failures_change_no_loss(tmp_path):
 
 def test_validation_is_the_mean_of_the_weighted_losses():
     """Of two batches, one of which has no weight."""
-    batches = SimpleNamespace(num_batches_per_epoch=2, batch=lambda index: index)
+    part = SourceBatches("", 1.0, range(2))
+    batches = SimpleNamespace(parts=[part], batch=lambda index: index, num_bytes=lambda _: 8)
     sums = [Sums(6.0, 0.0, 8, 1.5, None), Sums(0.0, 0.0, 8, 0.0, None)]
-    assert mean_loss(sums.__getitem__, batches, 2) == 4
-    assert mean_loss(sums[1:].__getitem__, batches, 1) == 0
-    assert mean_loss([Sums(6.0, 0.0, 8, None, None)].__getitem__, batches, 1) == 0.75
+    assert validation_record(sums.__getitem__, batches, 2) == {"validation_loss": 4}  # bits of a part of the text: none
+    assert validation_record(sums[1:].__getitem__, batches, 1) == {"validation_loss": 0}
+    unweighted = validation_record([Sums(6.0, 0.0, 8, None, None)].__getitem__, batches, 1)
+    assert unweighted == {"validation_loss": 0.75, "validation_bits_per_byte": 0.75 / np.log(2)}
 
 
 def test_a_run_with_weights_resumes(tmp_path):

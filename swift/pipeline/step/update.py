@@ -7,12 +7,13 @@ chunks, they are called once per chunk, with the layers of this chunk.
 Legend: L MoE layers of the chunk, E expert classes, N ranks, S slots.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -245,14 +246,16 @@ def _with_router_states(
     if "router" not in master or not initial:
         return master
     leaf, group, width = master["router"], spec.gpt.groups["router"], master["router"].shape[-1]
-    first = spec.layouts["router"].first_position(width)
+    first, spans = spec.layouts["router"].first_position(width), {name: group.span(name) for name in initial}
+    joined_LX = _gathered(before["router"], first, list(spans.values()))
+    ends = np.cumsum([stop - start for start, stop in spans.values()])[:-1]
     old = {
-        name: _gathered(before["router"], first, *group.span(name)).reshape(len(leaf), *value.shape)
-        for name, value in initial.items()
+        name: part_LX.reshape(len(leaf), *initial[name].shape)
+        for name, part_LX in zip(initial, jnp.split(joined_LX, ends, axis=1), strict=True)
     }
     position_w = first + jnp.arange(width)
     for name, new in jax.vmap(router.update_state)(old, popularity_LE).items():
-        start, stop = group.span(name)
+        start, stop = spans[name]
         new_Lw = new.astype(leaf.dtype).reshape(len(leaf), -1)[:, jnp.clip(position_w - start, 0, stop - start - 1)]
         is_state_w = (position_w >= start) & (position_w < stop)
         new_leaf = new_Lw.reshape(len(leaf), *[1] * (leaf.ndim - 2), width)
@@ -260,10 +263,10 @@ def _with_router_states(
     return master | {"router": leaf}
 
 
-def _gathered(slices: jax.Array, first: jax.Array | int, start: int, stop: int) -> jax.Array:
-    """Gathers a range ``[L, stop - start]`` of a dense group's parameters, whose slices are on different ranks."""
+def _gathered(slices: jax.Array, first: jax.Array | int, spans: Sequence[tuple[int, int]]) -> jax.Array:
+    """Gathers ranges ``[L, X]`` of a dense group's parameters, whose slices are on different ranks: one small sum."""
     slices_Lw = slices.reshape(len(slices), -1)
-    position_X = start + jnp.arange(stop - start) - first
+    position_X = jnp.asarray(np.concatenate([np.arange(*span) for span in spans]), jnp.int32) - first
     is_here_X = (position_X >= 0) & (position_X < slices_Lw.shape[1])
     values_LX = slices_Lw[:, jnp.clip(position_X, 0, slices_Lw.shape[1] - 1)]
     return lax.psum(jnp.where(is_here_X, values_LX, jnp.zeros_like(values_LX)), EXPERT_AXIS)
