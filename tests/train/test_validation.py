@@ -30,7 +30,7 @@ class Stand:
 
     @staticmethod
     def evaluate(step):
-        return SimpleNamespace(loss=step * (step + 1), tokens=step + 1)
+        return SimpleNamespace(loss=step * (step + 1), tokens=step + 1, weight=None)
 
 
 def test_the_total_is_the_mean_by_weight():
