@@ -87,7 +87,7 @@ class Experiment:
         checkpoint: settings of checkpoints and snapshots.
         target_loss: training loss, in nats per token; the summary counts the iterations to reach it. None: not counted.
         observers: your own observers of the run, such as ``(@my_code.Hottest(),)``: dataclasses that inherit from
-            ``swift.runlog.Observer``.
+            ``swift.runlog.Observer``. They are not stored, so a resumed run may have others.
     """
 
     model: ModelConfig = field(default_factory=lambda: model_size("demo"))
@@ -122,7 +122,7 @@ class Experiment:
     min_improvement: float = 0.0
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     target_loss: float | None = None
-    observers: tuple[object, ...] = ()
+    observers: tuple[object, ...] = field(default=(), metadata={"is_stored": False})
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -22,10 +22,7 @@ _NAME, GIN_NAME = "config.json", "config.gin"
 _VERSION = 1
 _MOST_BYTES, _DEEPEST = 2**20, 50
 """Limits of ``config.json``: its size in bytes, and the depth of nested objects."""
-OF_RUN = (
-    *("Experiment.planner", "Experiment.observers"),
-    *("DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule"),
-)
+OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
 """Settings not needed to read a checkpoint: a user's class in them may no longer exist, or exist only in Python."""
 OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
 """Settings not needed to use a run's model: ``OF_RUN``, and settings of training state, which a model lacks."""
@@ -171,10 +168,15 @@ def _filled(value: Any, fill: Callable[[StoredObject], Any]) -> Any:
     return {key: _filled(item, fill) for key, item in value.items()} if isinstance(value, dict) else value
 
 
+def _stored_fields(value: Any) -> list[dataclasses.Field]:
+    """Returns the settings of an object, without those that are no part of a run, such as its observers."""
+    return [field for field in dataclasses.fields(value) if field.init and field.metadata.get("is_stored", True)]
+
+
 def _encoded(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
-        settings = {f.name: _encoded(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        settings = {f.name: _encoded(getattr(value, f.name)) for f in _stored_fields(value)}
         module = {} if kind.__module__.startswith("swift.") else {"module": kind.__module__}
         return {"class": kind.__name__, **module, "settings": settings}
     if isinstance(value, Mapping):
@@ -244,9 +246,7 @@ def _render(value: Any, scope: str = "") -> Iterator[str]:
     one scope each, numbered by position.
     """
     name, parts = f"{scope}{type(value).__name__}", list[tuple[Any, str]]()
-    for field in dataclasses.fields(value):
-        if not field.init:
-            continue
+    for field in _stored_fields(value):
         setting = getattr(value, field.name)
         if dataclasses.is_dataclass(setting):
             is_second = any(type(part) is type(setting) for part, _ in parts)
@@ -265,12 +265,12 @@ def _render(value: Any, scope: str = "") -> Iterator[str]:
 
 def defaults_in(value: Any) -> Iterator[str]:
     """Yields the names of settings at their default value, such as ``Experiment.seed``, also in inner objects."""
-    for field in dataclasses.fields(value):
+    for field in _stored_fields(value):
         setting = getattr(value, field.name)
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        if field.init and default is not dataclasses.MISSING and setting == default:
+        if default is not dataclasses.MISSING and setting == default:
             yield f"{type(value).__name__}.{field.name}"
         if dataclasses.is_dataclass(setting):
             yield from defaults_in(setting)
@@ -281,7 +281,7 @@ def user_classes(value: Any) -> Iterator[tuple[str, type]]:
     kind = type(value)
     if not kind.__module__.startswith("swift."):
         yield kind.__name__, kind
-    for field in dataclasses.fields(value):
+    for field in _stored_fields(value):
         setting = getattr(value, field.name)
         for part in setting if isinstance(setting, tuple) else (setting,):
             if dataclasses.is_dataclass(part) and not isinstance(part, type):

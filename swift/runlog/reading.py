@@ -104,9 +104,7 @@ def check_same_run(
     Args:
         path: run directory.
         config_text: operative configuration with which the run is to continue.
-        may_change: settings that may differ from the run's, such as ``Experiment.num_steps``; or of a tuple of
-            objects, as in ``observers_``, the beginning of their scopes. A module may be imported or not, since the
-            settings that need it are compared.
+        may_change: settings that may differ from the run's, such as ``Experiment.num_steps``.
         may_lack: settings that the run's configuration may lack, since they are newer than the run and have their
             default value.
 
@@ -114,10 +112,7 @@ def check_same_run(
         SettingError: the directory holds no run, or a run with another configuration.
     """
     for name, (before, now) in changed_settings(path, config_text).items():
-        is_free = name in may_change or name.startswith(
-            ("import ", *(scope for scope in may_change if scope[-1] == "_"))
-        )
-        if not is_free and not (before is None and name in may_lack):
+        if name not in may_change and not (before is None and name in may_lack):
             texts = [" ".join((text or f"no {name}").split()) for text in (before, now)]
             allowed = f"the run has `{texts[0]}`, this configuration has `{texts[1]}`"
             raise SettingError("--resume", str(path), f"{allowed}; start a new run in another --run-dir")

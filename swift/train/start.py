@@ -87,17 +87,14 @@ _MAY_CHANGE = (
     *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "num_best")),
     *(f"CheckpointConfig.{n}" for n in ("experts_per_layer", "selection", "plt_budget")),
     *(f"CheckpointConfig.{n}" for n in ("snapshot_every", "snapshot_experts_per_layer")),
-    *(
-        f"Experiment.{n}"
-        for n in ("failures", "adapt", "expected_downtime", "planner", "window", "memory_limit", "observers")
-    ),
+    *(f"Experiment.{n}" for n in ("failures", "adapt", "expected_downtime", "planner", "window", "memory_limit")),
     *(f"Experiment.{n}" for n in ("remat", "cut")),
     *(f"OptimizerConfig.{n}" for n in ("peak_learning_rate", "final_learning_rate", "warmup_steps", "decay_steps")),
     "OptimizerConfig.clip_norm",
     *(f"Topology.{n}" for n in ("num_pipelines", "num_stages", "num_expert_ranks")),
     *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "Experiment.microbatches"),
     *("Experiment.embedding", "Experiment.head", "OptimizerConfig.memory"),
-    *("Experiment.sequences_per_microbatch", "ExpertConfig.slots_per_rank", "observers_"),
+    *("Experiment.sequences_per_microbatch", "ExpertConfig.slots_per_rank"),
 )
 """Settings that may change when a run is resumed.
 

@@ -110,7 +110,7 @@ def test_a_planner_with_a_mistake_is_told(refusal, here, monkeypatch):
 VALUES = {
     "DataConfig.source=['a.txt', 'b.txt']": "DataConfig.source = ['a.txt', 'b.txt']: must be @StandardLibrary() or "
     "@TextFiles() or @TokenFile() or @YOURS() (see StreamSource) or @Pipeline() or @Mixture()",
-    "DataConfig.source=[@StandardLibrary()]": "DataConfig.source = [StandardLibrary()]: must be @StandardLibrary() or "
+    "DataConfig.source=[@StandardLibrary()]": "DataConfig.source = [@StandardLibrary()]: must be @StandardLibrary() or "
     "@TextFiles() or @TokenFile() or @YOURS() (see StreamSource) or @Pipeline() or @Mixture()",
     "TextFiles.pattern=corpus/*.text": "TextFiles.pattern = 'corpus/*.text': no file matches",
     # the nearest of the names that can stand there

@@ -16,7 +16,7 @@ DOCUMENTS = sorted(
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "experiments").rglob("*.md"))
 )
 SETTINGS_ONLY = ("train", "compare", "launch")
-MADE_BY_THE_READER = ("CONFIG.gin", "mine.gin", "chats.gin", "averaging.gin", "planned.gin", "ranks.gin")
+MADE_BY_THE_READER = ("CONFIG.gin", "mine.gin", "chats.gin", "averaging.gin", "routed.gin", "planned.gin", "ranks.gin")
 
 
 def commands(document: str, spec: str) -> Iterator[list[str]]:

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = {"swift", "swift.cli", "swift.config", "swift.hub", "swift.input", "swift.pod_compile"}
+LEFT_OUT = {"swift", "swift.cli", "swift.config", "swift.hub", "swift.input", "swift.pod_compile", "swift.watch"}
 """Packages without a reference: what they have is reached by commands."""
 
 

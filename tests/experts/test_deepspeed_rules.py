@@ -13,6 +13,7 @@ from swift.experts.config import ExpertConfig, SlotCapacity
 from swift.experts.layer import expert_parallel_moe
 from swift.experts.placement.policy import Static
 from swift.experts.reference import reference_moe
+from swift.experts.routers import NoisyTopK, TopK
 from swift.mesh.per_rank import EXPERT_AXIS
 
 CASES = [  # choices, experts, ranks, slots of a rank, tokens of a rank, capacity factor, least capacity
@@ -117,7 +118,9 @@ def test_rules_that_cannot_work(settings, message):
     ("settings", "message"),
     [
         ({"top_k": 3}, r"ExpertConfig\.top_k = 3: must be 1 or 2 with SlotCapacity\.rules = 'deepspeed'"),
-        ({"scores": "sigmoid"}, r"ExpertConfig\.scores = 'sigmoid': must be 'softmax' with SlotCapacity\.rules"),
+        ({"router": TopK("sigmoid")}, r"TopK\.scores = 'sigmoid': must be 'softmax' with SlotCapacity\.rules"),
+        ({"router": TopK(gate_scale=2.5)}, r"TopK\.gate_scale = 2\.5: must be 1\.0 with SlotCapacity\.rules"),
+        ({"router": NoisyTopK()}, r"ExpertConfig\.router = .*: must be @TopK\(\) with SlotCapacity\.rules"),
     ],
 )
 def test_routers_that_deepspeed_does_not_have(settings, message):

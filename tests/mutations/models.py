@@ -13,8 +13,8 @@ ROW_COPIES = ("tests/models/test_row_copies.py",)
 MUTATIONS = (
     Mutation(
         "models/losses.py",
-        "return -jnp.sum(jnp.where(valid_R, chosen",
-        "return jnp.sum(jnp.where(valid_R, chosen",
+        "return -jnp.sum(weighted(jnp.where(valid_R, chosen",
+        "return jnp.sum(weighted(jnp.where(valid_R, chosen",
         MODEL,
     ),
     Mutation("models/gpt.py", "aux = aux + layer_aux", "aux = aux - layer_aux", MODEL),

@@ -37,9 +37,9 @@ def gpt_stage(moe, remat, experts=EXPERTS):
     def f(weights, extras, x):
         placement, valid = extras
 
-        def run(row, logits, x_TD, valid_T, state):
+        def run(row, logits, x_TD, valid_T, state, router_state):
             apply = gpt.groups["expert"].module(state)
-            return expert_parallel_moe(experts, logits, x_TD, valid_T, placement[row], apply)
+            return expert_parallel_moe(experts, logits, x_TD, valid_T, placement[row], apply, router_state)
 
         y, aux, loads = gpt.stage(weights, config.moe_layers, x, valid, run)
         return (y, aux), loads

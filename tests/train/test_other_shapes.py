@@ -156,9 +156,3 @@ def test_state_that_is_tied_to_places_stays_there(experiment, tmp_path):
     run(tied, tmp_path / "run", stop_at=2)
     with pytest.raises(SettingError, match="is of another model: its Topology is"):
         run(on(tied, 1, 1, 2), tmp_path / "run", resume=True)
-
-
-def test_as_many_micro_batches_in_all(experiment, half):
-    other = replace(on(experiment, 2, 1, 3), num_microbatches=2)
-    with pytest.raises(SettingError, match="num_microbatches = 4; a run resumes with the data and settings"):
-        run(other, half, resume=True)
