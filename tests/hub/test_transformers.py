@@ -306,7 +306,7 @@ def test_every_key_of_a_configuration_is_read_or_refused_or_has_no_effect(kind, 
             outcomes[key] = "refused"
             continue
         experiment = load_stored(out, "MODEL", None)
-        said = repr((experiment.model, experiment.experts.router))
+        said = repr((experiment.model, experiment.experts.top_k, experiment.experts.router))
         if said not in decoders:
             gpt, weights = load_exported(experiment, out)
             experts = experiment.experts

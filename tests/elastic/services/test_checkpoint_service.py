@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint.manifest import checkpoint_path, read_manifest
+from swift.checkpoint.manifest import VALIDATION, checkpoint_path, read_manifest
 from swift.checkpoint.reader import load_plan, plan_restore
 from swift.checkpoint.writer import save_checkpoint
 from swift.config.stored import config_text
@@ -62,7 +62,8 @@ def test_a_checkpoint_goes_through_shared_memory_bit_for_bit(checkpoint_service,
     elsewhere.save(StateId(3, 4), ranks[::-1])
     directories = elsewhere.checkpoints, trained / "checkpoints"
     ours, theirs = (read_manifest(checkpoint_path(directory, 4), "") for directory in directories)
-    assert (ours.identity, ours.extra, ours.dense) == (theirs.identity, theirs.extra, theirs.dense)
+    plain = {name: value for name, value in theirs.extra.items() if name != VALIDATION}  # only `train` stops early
+    assert (ours.identity, ours.extra, ours.dense) == (theirs.identity, plain, theirs.dense)
     assert ours.ledger.tally.to_json() == theirs.ledger.tally.to_json()
     newest = [{unit: copies[0].content for unit, copies in one.ledger.copies.items()} for one in (ours, theirs)]
     assert newest[0] == newest[1] != {}
