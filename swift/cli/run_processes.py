@@ -173,7 +173,7 @@ class _Processes:
     def run(self, num_jobs: int) -> dict[str, str]:
         """Runs all processes, see ``run_processes``."""
         with ExitStack() as stack:
-            stack.callback(self._terminate)
+            stack.callback(self._end_all)
             display = stack.enter_context(self._display)
             interrupt = stack.enter_context(
                 Interrupt(None, lambda: display.note("stopping all runs; each saves its state"))
@@ -257,15 +257,15 @@ class _Processes:
 
     def _stop_all(self) -> None:
         """Has every run save its state and end, and waits for them."""
-        self._terminate()
-        for process in self._running:
-            process.popen.wait()
+        self._end_all()
         self._display.stopped()
-        self._running = []
 
-    def _terminate(self) -> None:
+    def _end_all(self) -> None:
         for process in self._running:
             process.popen.terminate()
+        for process in self._running:
+            process.popen.wait()
+        self._running = []
 
     def _log(self, run: ComparedRun) -> Path:
         return self._top / f"{run.name}.log"

@@ -53,6 +53,7 @@ class TrainOptions:
         prepare: which reconfigurations to prepare; ``next`` plans and compiles ahead for the failure or return of any
             one worker.
         stopping_s: seconds that the process may take to save a checkpoint and exit after Ctrl-C or SIGTERM.
+        ends_at_second: whether a second Ctrl-C or SIGTERM ends the process before it has saved.
         init_from: run or model whose weights a new run begins with; None to initialize them randomly with
             ``Experiment.seed``.
         log_every: iterations between progress lines; None for about ten lines in total, and none on a terminal.
@@ -71,6 +72,7 @@ class TrainOptions:
     profile: tuple[int, int] | None = None
     prepare: Prepare = "next"
     stopping_s: float = Deadlines.stopping
+    ends_at_second: bool = True
     init_from: WeightSource | None = None
     log_every: int | None = None
     observers: tuple[Observer, ...] = ()
