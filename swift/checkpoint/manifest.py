@@ -277,6 +277,12 @@ class Manifest:
         return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
 
     @property
+    def validation_tokens(self) -> object:
+        """Number of tokens of an evaluation; losses over other numbers are over other text."""
+        validation = self.extra.get(VALIDATION)
+        return validation.get("num_tokens") if isinstance(validation, dict) else None
+
+    @property
     def is_full(self) -> bool:
         """Whether this checkpoint saved every expert."""
         return all(len(classes) == self.ledger.num_classes for classes in self.chosen)
@@ -532,7 +538,10 @@ def delete_old_checkpoints(directory: Path, num_kept: int, num_best: int = 0) ->
 
 
 def best_steps(directory: Path) -> list[int]:
-    """Lists the restorable iterations that have a validation loss, the lowest loss first; of equal ones the oldest."""
+    """Lists the restorable iterations whose validation losses are over the same text as the newest one.
+
+    The one with the lowest loss is first; of equal ones, the oldest.
+    """
     manifests = []
     for step in checkpoint_steps(directory):
         with suppress(SettingError):  # damaged: its loss is unknown
@@ -541,11 +550,16 @@ def best_steps(directory: Path) -> list[int]:
 
 
 def _by_loss(manifests: Sequence[Manifest]) -> list[int]:
-    """Lists the iterations that have a validation loss, the lowest loss first; of equal ones the oldest."""
-    loss_by_step = {
-        manifest.step: manifest.validation_loss for manifest in manifests if manifest.validation_loss is not None
+    """Lists the iterations as ``best_steps`` does."""
+    known = {
+        manifest.step: (loss, manifest.validation_tokens)
+        for manifest in manifests
+        if (loss := manifest.validation_loss) is not None
     }
-    return sorted(loss_by_step, key=lambda step: (loss_by_step[step], step))
+    newest_tokens = known[max(known)][1] if known else None
+    return sorted(
+        (step for step, (_, tokens) in known.items() if tokens == newest_tokens), key=lambda step: (known[step][0], step)
+    )
 
 
 def step_named(directory: Path, step: int | Literal["best"] | None) -> int | None:

@@ -220,6 +220,7 @@ class Validations:
         best_loss: loss of the last improvement; infinite before the first evaluation.
         num_since: evaluations since the last improvement.
         min_improvement: by how much a loss has to be below ``best_loss`` to be an improvement.
+        num_tokens: tokens of an evaluation: losses are compared only if they are over the same text.
     """
 
     step: int = 0
@@ -228,6 +229,7 @@ class Validations:
     best_loss: float = math.inf
     num_since: int = 0
     min_improvement: float = 0.0
+    num_tokens: int = 0
 
     def with_loss(self, step: int, loss: float) -> "Validations":
         """Returns the validations after one more."""
@@ -252,14 +254,17 @@ class Validations:
         return f"the validation loss {since}; the best was {self.best_loss:.4f} at iteration {self.best_step}"
 
     @classmethod
-    def restored(cls, extra: Mapping[str, Any], min_improvement: float) -> "Validations":
+    def restored(cls, extra: Mapping[str, Any], min_improvement: float, num_tokens: int = 0) -> "Validations":
         """Returns the validations stored in a manifest's ``extra``.
 
-        If ``min_improvement`` has changed since, evaluations count from the checkpoint on.
+        If ``min_improvement`` has changed since, evaluations count from the checkpoint on; if ``num_tokens`` has, there
+        are none yet, since earlier losses are over other text.
         """
         stored: Mapping[str, Any] = extra.get(VALIDATION) or {}
         fields: dict[str, Any] = {name: math.inf if value is None else value for name, value in stored.items()}
         read = cls(**fields)
+        if read.num_tokens != num_tokens:
+            return cls(min_improvement=min_improvement, num_tokens=num_tokens)
         is_same = read.min_improvement == min_improvement
         return replace(read, min_improvement=min_improvement, num_since=read.num_since if is_same else 0)
 

@@ -270,7 +270,9 @@ def stopped_early(experiment: Experiment, start: RestorePlan | None) -> Validati
     """Returns the validations for which a run stopped before its last iteration; None if it is to go on."""
     if start is None:
         return None
-    validations = Validations.restored(start.manifest.extra, experiment.min_improvement)
+    validations = Validations.restored(
+        start.manifest.extra, experiment.min_improvement, experiment.tokens_per_evaluation
+    )
     return validations if validations.ends_early(experiment) else None
 
 

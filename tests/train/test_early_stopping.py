@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.manifest import checkpoint_steps, step_named
+from swift.checkpoint.manifest import best_steps, checkpoint_steps, step_named
 from swift.checkpoint.reader import plan_restore
 from swift.config.checks import check
 from swift.errors import SettingError
@@ -103,6 +103,21 @@ def test_the_best_checkpoints_are_kept_and_nothing_else_changes(experiment, plai
         plan = plan_restore(directory, experiment.identity(), step)
         assert plan.manifest.validation_loss == losses[step]
         assert plan.passed_over == ()
+
+
+@pytest.mark.parametrize("change", [{"num_eval_batches": 2}, {"sequences_per_microbatch": 8}])
+def test_losses_over_other_text_are_not_compared(experiment, tmp_path, change):
+    """No evaluation after the first improves, until there are others: then the best begins anew."""
+    path = tmp_path / "run"
+    stopping = replace(experiment, patience=3, min_improvement=50.0)
+    train(stopping, TrainOptions(path, "the same", prepare="none", stop_at=2))
+    assert sorted(best_steps(path / "checkpoints")) == [1, 2]
+    assert experiment.sequences_per_microbatch != 8
+    record = run(replace(stopping, **change), path, resume=True)
+    assert record.summary["stopped_early"] == {
+        "step": 6, "best_step": 3, "best_loss": record.metrics[2]["validation_loss"]
+    }  # fmt: skip
+    assert set(best_steps(path / "checkpoints")) <= {3, 4, 5, 6}
 
 
 def test_stopped_by_a_user_at_the_patience_is_no_end(experiment, plain, tmp_path):
