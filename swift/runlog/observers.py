@@ -83,7 +83,7 @@ def count_histograms(record: Mapping[str, Any]) -> Iterator[Summary]:
         record: record of an iteration with the counts by expert class, ``[L][E]`` each.
     """
     for kind in KINDS:
-        for layer, counts_E in enumerate(record.get(kind) or ()):
+        for layer, counts_E in enumerate(record.get(kind, ())):
             counts, limits = np.asarray(counts_E, np.float64), np.arange(len(counts_E)) + 0.5
             total, weighted = counts.sum(), counts * np.arange(len(counts))
             yield histogram_raw(

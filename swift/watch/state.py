@@ -196,7 +196,7 @@ class _EventsRead:
                 continue
             try:
                 self._add(Timed(seconds, event))
-            except SettingError:
+            except (SettingError, OverflowError):  # an integer may have any number of digits
                 self.num_damaged += 1
 
     def _add(self, timed: Timed) -> None:
