@@ -558,7 +558,8 @@ def _by_loss(manifests: Sequence[Manifest]) -> list[int]:
     }
     newest_tokens = known[max(known)][1] if known else None
     return sorted(
-        (step for step, (_, tokens) in known.items() if tokens == newest_tokens), key=lambda step: (known[step][0], step)
+        (step for step, (_, tokens) in known.items() if tokens == newest_tokens),
+        key=lambda step: (known[step][0], step),
     )
 
 

@@ -202,6 +202,7 @@ def _continue(
                     _announce_weights(options.init_from, weights, record)
                 _run(_loop(loaders, checkpoints, interrupt, last_step), first_state, done, checkpoints)
                 _part(options)
+                record.show_last_lines()
                 if lease is None:
                     return {}
                 stopped = checkpointer.validations if checkpointer.validations.ends_early(experiment) else None

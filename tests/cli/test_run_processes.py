@@ -30,7 +30,9 @@ def run_of(name="one", ranks="emulated", num_devices=1):
 
 
 def processes_of(runs, tmp_path, num_devices=0):
-    return _Processes(runs, dict.fromkeys([run.name for run in runs], "new"), tmp_path, argparse.Namespace(), num_devices)
+    return _Processes(
+        runs, dict.fromkeys([run.name for run in runs], "new"), tmp_path, argparse.Namespace(), num_devices
+    )
 
 
 def test_an_error_of_the_parent_waits_until_all_runs_are_saved(tmp_path, monkeypatch):
