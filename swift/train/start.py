@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint.manifest import clean_up_saves, committed_steps
+from swift.checkpoint.manifest import Manifest, clean_up_saves, committed_steps
 from swift.checkpoint.reader import RestorePlan, plan_restore
 from swift.config.cuts import checkpoint_cut
 from swift.config.experiment import Experiment
@@ -266,13 +266,11 @@ def _check_start(experiment: Experiment, options: TrainOptions, directory: Path)
         raise SettingError("--resume", str(options.run_dir), allowed)
 
 
-def stopped_early(experiment: Experiment, start: RestorePlan | None) -> Validations | None:
+def stopped_early(experiment: Experiment, newest: Manifest | None) -> Validations | None:
     """Returns the validations for which a run stopped before its last iteration; None if it is to go on."""
-    if start is None:
+    if newest is None:
         return None
-    validations = Validations.restored(
-        start.manifest.extra, experiment.min_improvement, experiment.tokens_per_evaluation
-    )
+    validations = Validations.restored(newest.extra, experiment.min_improvement, experiment.tokens_per_evaluation)
     return validations if validations.ends_early(experiment) else None
 
 

@@ -125,7 +125,10 @@ def _train(
 ) -> dict[str, Any]:
     last_step, hosts = experiment.num_steps if options.stop_at is None else options.stop_at, options.hosts
     start = find_start(experiment, options)
-    done, stopped = 0 if start is None else start.step, stopped_early(experiment, start)
+    done, stopped = (
+        0 if start is None else start.step,
+        stopped_early(experiment, None if start is None else start.manifest),
+    )
     is_left = not hosts.broadcast(needs_summary(experiment, options, done, stopped))
     with hosts.all_or_none():
         if is_left:

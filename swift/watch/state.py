@@ -30,7 +30,7 @@ from swift.report.history import (
     present_after,
 )
 from swift.runlog.expert_counts import CLASS_COUNTS, ClassCounts
-from swift.runlog.files import EVENTS, METRICS, parse_object
+from swift.runlog.files import EVENTS, METRICS, is_plan, parse_object
 from swift.runlog.following import FollowedLines, LeaseWatch
 from swift.runlog.lease import Owner, Verdict
 from swift.runlog.reading import CONFIG, settings_in
@@ -50,7 +50,6 @@ _ENDS = ("finish", "stop", "interrupt")
 """Events that a process writes last."""
 _PROGRESS = ("checkpoint", "generation_live", "recovery", "rejoin")
 """Events after which an earlier trouble no longer counts as the reason of a stop."""
-_PLAN = b'"event": "plan"'
 
 State = Literal["absent", "starting", "running", "stalled", "stopped", "ended"]
 
@@ -186,8 +185,7 @@ class _EventsRead:
     def add(self, lines: list[bytes]) -> None:
         """Adds new lines."""
         for line in lines:
-            # Nearly all bytes of a long log are plans, which are not shown: name and step come before the plan.
-            if _PLAN in line[:100]:
+            if is_plan(line):  # plans are not shown
                 continue
             event = parse_object(line) or {}
             seconds, name = _seconds(event), event.get("event")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.manifest import best_steps, checkpoint_steps, step_named
 from swift.checkpoint.reader import plan_restore
+from swift.cli.standing import standing_of
 from swift.config.checks import check
 from swift.errors import SettingError
 from swift.runlog.reading import read_run
@@ -63,7 +64,9 @@ def plain(experiment, tmp_path_factory):
     return run(whole, tmp_path_factory.mktemp("plain") / "run")
 
 
-def test_a_run_stops_early_says_why_and_goes_on_only_if_a_setting_changes(experiment, plain, tmp_path, capfd):
+def test_a_run_stops_early_says_why_and_goes_on_only_if_a_setting_changes(
+    experiment, plain, tmp_path, capfd, monkeypatch
+):
     path, stopping = tmp_path / "run", replace(experiment, patience=2, min_improvement=50.0)
     record = run(stopping, path)
     reason = "the validation loss has not improved by more than 50 in 2 evaluations; the best was "
@@ -81,6 +84,12 @@ def test_a_run_stops_early_says_why_and_goes_on_only_if_a_setting_changes(experi
     with pytest.raises(SettingError, match=r"stops early at iteration 3: .*change Experiment.patience"):
         run(stopping, path, resume=True)
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+    monkeypatch.setattr("swift.cli.standing.check_resumable", lambda *_: None)  # the stored settings are no gin file
+    for change in ({"num_steps": 20}, {"patience": 1}, {}):  # a sweep that is extended does not begin it again
+        assert standing_of(replace(stopping, **change), path, resume=True) == "ended"
+    for change in ({"patience": 4}, {"patience": None}, {"min_improvement": 0.0}, {"num_eval_batches": 2}):
+        assert standing_of(replace(stopping, **change), path, resume=True) == "unfinished"
 
     (path / "summary.json").unlink()  # its process ended before it wrote the summary
     assert run(stopping, path, resume=True).summary["stopped_early"]["step"] == 3
