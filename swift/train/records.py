@@ -163,7 +163,10 @@ class ValidationBatches(Batches, Protocol):
 
 
 def validation_record(
-    evaluate: Callable[[Batch], Sums], validation: ValidationBatches, num_batches: int
+    evaluate: Callable[[Batch], Sums],
+    validation: ValidationBatches,
+    num_batches: int,
+    parts: Sequence[SourceBatches] | None = None,
 ) -> dict[str, float]:
     """Evaluates the first batches of each source.
 
@@ -171,6 +174,7 @@ def validation_record(
         evaluate: function that returns the sums of one batch.
         validation: batches of the split.
         num_batches: maximum number of batches of each source; at most one pass over it is evaluated.
+        parts: sources to evaluate; None for all.
 
     Returns:
         ``validation_loss``, in nats per token, and ``validation_bits_per_byte`` if the bytes of the text are known. In
@@ -178,7 +182,8 @@ def validation_record(
         ``validation_loss/web``.
     """
     losses, sizes = dict[str, float](), dict[str, float]()  # nats and bytes per token of each source
-    for part in validation.parts:
+    parts = validation.parts if parts is None else parts
+    for part in parts:
         loss, tokens, weight, num_bytes = 0.0, 0, 0.0, list[int | None]()
         for index in part.batches[:num_batches]:
             sums = evaluate(validation.batch(index))
@@ -189,7 +194,7 @@ def validation_record(
         losses[part.name] = loss / (weight or 1)
         known = [number for number in num_bytes if number is not None]
         sizes[part.name] = sum(known) / max(tokens, 1) if len(known) == len(num_bytes) else 0.0
-    weights = {part.name: part.weight for part in validation.parts}
+    weights = {part.name: part.weight for part in parts}
     record = _validation("", _mean(losses, weights), _mean(sizes, weights) if all(sizes.values()) else 0.0)
     for name in filter(None, losses):
         record |= _validation(f"/{name}", losses[name], sizes[name])

@@ -7,7 +7,9 @@ last line that was there at first.
 Shape suffixes: B bins of steps, L MoE layers, E expert classes, R entries, K kinds of counts.
 """
 
+import errno
 import math
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -346,6 +348,8 @@ class RunFollower:
             key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if key == self._config:
                 return
+            if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for a writer
+                raise OSError(errno.EINVAL, "is not a regular file")
             text = (self._path / CONFIG).read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             self._config, self._num_steps = (), None
