@@ -106,7 +106,7 @@ def set_aside(run_dir: Path) -> str:
 
 
 def _num_devices(runs: Sequence[ComparedRun]) -> int:
-    """Counts the GPUs that the runs may share; 0 if they run on CPU, and 1 for TPUs, which serve one process at a time."""
+    """Counts the GPUs that the runs may share; 0 if they run on CPU, 1 for TPUs, which serve one process at a time."""
     if all(run.experiment.ranks == "emulated" for run in runs):
         return 0
     from swift.elastic.device_probe import ask_jax

@@ -28,7 +28,8 @@ def plain(monkeypatch):
     monkeypatch.setattr(comparison, "_distances", lambda *_: ())
 
 
-def test_a_damaged_run_does_not_hide_the_others(experiments, tmp_path, plain, capsys):
+@pytest.mark.usefixtures("plain")
+def test_a_damaged_run_does_not_hide_the_others(experiments, tmp_path, capsys):
     failures = show_comparison(experiments, tmp_path, "json", {"third": "is gone"})
     told = capsys.readouterr()
     document = json.loads(told.out)

@@ -156,8 +156,8 @@ def test_a_single_batch_is_evaluated_before_a_save(monkeypatch):
     parts, losses = Parts(), []
     parts.parts = [SourceBatches(name, 0.5, range(10 * at, 10 * at + 9)) for at, name in enumerate(("web", "books"))]
     parts.num_bytes = lambda _: None
-    parts.steps.evaluate = lambda state, batch: SimpleNamespace(loss=6.0, tokens=2, weight=None)
-    monkeypatch.setattr(parts, "save", lambda _, done, loss: losses.append(loss()))
+    parts.steps.evaluate = lambda *_: SimpleNamespace(loss=6.0, tokens=2, weight=None)
+    monkeypatch.setattr(parts, "save", lambda _, __, loss: losses.append(loss()))
     loop(parts).save(4, 4)
     assert losses == [3.0]
     assert parts.calls == ["read 0"]
