@@ -277,6 +277,12 @@ class Manifest:
         return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
 
     @property
+    def validation_tokens(self) -> object:
+        """Number of tokens of an evaluation; losses over other numbers are over other text."""
+        validation = self.extra.get(VALIDATION)
+        return validation.get("num_tokens") if isinstance(validation, dict) else None
+
+    @property
     def is_full(self) -> bool:
         """Whether this checkpoint saved every expert."""
         return all(len(classes) == self.ledger.num_classes for classes in self.chosen)
@@ -500,7 +506,9 @@ def remove_archived(directory: Path, step: int) -> None:
 
 
 def delete_old_checkpoints(directory: Path, num_kept: int, num_best: int = 0) -> None:
-    """Removes the files that no kept checkpoint needs, or nothing if the manifest of a kept checkpoint is unreadable.
+    """Removes the files that no kept checkpoint needs.
+
+    Removes nothing if a manifest is unreadable that tells which files are needed, or which checkpoints are the best.
 
     Args:
         directory: directory of all checkpoints of a run.
@@ -508,11 +516,15 @@ def delete_old_checkpoints(directory: Path, num_kept: int, num_best: int = 0) ->
         num_best: number of checkpoints to keep besides these, or among them, with the lowest validation losses.
     """
     steps = checkpoint_steps(directory)
-    kept_steps = {*steps[-num_kept:], *best_steps(directory)[:num_best]} if num_best else {*steps[-num_kept:]}
     try:
-        manifests = [read_manifest(checkpoint_path(directory, step), "checkpoint") for step in sorted(kept_steps)]
+        read = [
+            read_manifest(checkpoint_path(directory, step), "checkpoint")
+            for step in (steps if num_best else steps[-num_kept:])
+        ]
     except SettingError:
-        return  # it is unknown which files that checkpoint needs
+        return  # it may be readable later
+    kept_steps = {*steps[-num_kept:], *_by_loss(read)[:num_best]}
+    manifests = [manifest for manifest in read if manifest.step in kept_steps]
     for step in steps:  # manifests first, as a partly removed checkpoint must not look restorable
         if step not in kept_steps:
             path = checkpoint_path(directory, step)
@@ -526,13 +538,29 @@ def delete_old_checkpoints(directory: Path, num_kept: int, num_best: int = 0) ->
 
 
 def best_steps(directory: Path) -> list[int]:
-    """Lists the restorable iterations that have a validation loss, the lowest loss first; of equal ones the oldest."""
-    loss_by_step = dict[int, float]()
+    """Lists the restorable iterations whose validation losses are over the same text as the newest one.
+
+    The one with the lowest loss is first; of equal ones, the oldest.
+    """
+    manifests = []
     for step in checkpoint_steps(directory):
         with suppress(SettingError):  # damaged: its loss is unknown
-            loss = read_manifest(checkpoint_path(directory, step), "checkpoint").validation_loss
-            loss_by_step |= {} if loss is None else {step: loss}
-    return sorted(loss_by_step, key=lambda step: (loss_by_step[step], step))
+            manifests.append(read_manifest(checkpoint_path(directory, step), "checkpoint"))
+    return _by_loss(manifests)
+
+
+def _by_loss(manifests: Sequence[Manifest]) -> list[int]:
+    """Lists the iterations as ``best_steps`` does."""
+    known = {
+        manifest.step: (loss, manifest.validation_tokens)
+        for manifest in manifests
+        if (loss := manifest.validation_loss) is not None
+    }
+    newest_tokens = known[max(known)][1] if known else None
+    return sorted(
+        (step for step, (_, tokens) in known.items() if tokens == newest_tokens),
+        key=lambda step: (known[step][0], step),
+    )
 
 
 def step_named(directory: Path, step: int | Literal["best"] | None) -> int | None:

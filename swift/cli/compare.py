@@ -48,7 +48,7 @@ def compare(options: argparse.Namespace) -> None:
             return
     from swift.cli.comparison import show_comparison
 
-    show_comparison(experiments, top, options.format, failures)
+    failures = show_comparison(experiments, top, options.format, failures)
     if failures:
         name, reason = next(iter(failures.items()))
         raise RunError(f"{len(failures)} of {len(runs)} runs have failed: {name}: {reason}")

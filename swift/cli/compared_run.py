@@ -47,9 +47,13 @@ def run_task(runs: Sequence[ComparedRun], top: Path, options: argparse.Namespace
 
 
 def compared(options: argparse.Namespace) -> None:
-    """Runs ``swift compared train ...``: a run of a comparison, which saves its state and ends if its parent ends."""
+    """Runs ``swift compared train ...``: a run of a comparison, which saves its state and ends if its parent ends.
+
+    At the end of a sweep several signals may arrive: the parent's, a scheduler's, and this process's own. Only the
+    first counts, so that the state is saved; the parent can still kill the process.
+    """
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    train(command_line().parse_args(options.arguments))
+    train(command_line().parse_args(options.arguments), ends_at_second=False)
 
 
 def _end_with_parent() -> None:

@@ -106,26 +106,33 @@ def set_aside(run_dir: Path) -> str:
 
 
 def _num_devices(runs: Sequence[ComparedRun]) -> int:
-    """Counts the accelerators that the runs may share; 0 if they run on CPU."""
+    """Counts the GPUs that the runs may share; 0 if they run on CPU, 1 for TPUs, which serve one process at a time."""
     if all(run.experiment.ranks == "emulated" for run in runs):
         return 0
     from swift.elastic.device_probe import ask_jax
 
     answer = ask_jax()
-    return 0 if answer.platform in (None, "cpu") else answer.count
+    if answer.platform in (None, "cpu"):
+        return 0
+    return answer.count if answer.platform == "gpu" else 1
 
 
 def _default_jobs(runs: Sequence[ComparedRun], num_devices: int) -> int:
     """Returns how many runs at a time have devices of their own, or a core for each of their emulated devices."""
-    most = max(_devices_of(run) for run in runs)
     if num_devices:
-        return max(1, num_devices // most)
+        return max(1, num_devices // _most_devices(runs))
+    most = max(_devices_of(run) for run in runs)
     return max(1, int(min(cores_allowed(), cores_limit() or cores_allowed())) // most)
 
 
 def _devices_of(run: ComparedRun) -> int:
     """Counts the devices that a run uses; virtual ranks share one."""
     return 1 if run.experiment.ranks == "virtual" else run.experiment.topology.num_devices
+
+
+def _most_devices(runs: Sequence[ComparedRun]) -> int:
+    """Returns the most devices that any of the runs on devices uses."""
+    return max((_devices_of(run) for run in runs if run.experiment.ranks != "emulated"), default=1)
 
 
 @dataclass
@@ -164,6 +171,7 @@ class _Processes:
     ):
         self._standing, self._top, self._options, self._num_devices = standing, top, options, num_devices
         self._waiting = [run for run in runs if standing[run.name] not in _OVER]
+        self._most_devices = _most_devices(self._waiting)
         self._running: list[_Process] = []
         self._failures: dict[str, str] = {}
         self._display = RunsDisplay(
@@ -173,7 +181,7 @@ class _Processes:
     def run(self, num_jobs: int) -> dict[str, str]:
         """Runs all processes, see ``run_processes``."""
         with ExitStack() as stack:
-            stack.callback(self._terminate)
+            stack.callback(self._end_all)
             display = stack.enter_context(self._display)
             interrupt = stack.enter_context(
                 Interrupt(None, lambda: display.note("stopping all runs; each saves its state"))
@@ -224,7 +232,7 @@ class _Processes:
             return {}
         visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         visible = visible or list(map(str, range(self._num_devices)))
-        first, count = place * _devices_of(run), _devices_of(run)
+        first, count = place * self._most_devices, _devices_of(run)
         return {"CUDA_VISIBLE_DEVICES": ",".join(visible[(first + at) % len(visible)] for at in range(count))}
 
     def _follow(self) -> None:
@@ -257,15 +265,15 @@ class _Processes:
 
     def _stop_all(self) -> None:
         """Has every run save its state and end, and waits for them."""
-        self._terminate()
-        for process in self._running:
-            process.popen.wait()
+        self._end_all()
         self._display.stopped()
-        self._running = []
 
-    def _terminate(self) -> None:
+    def _end_all(self) -> None:
         for process in self._running:
             process.popen.terminate()
+        for process in self._running:
+            process.popen.wait()
+        self._running = []
 
     def _log(self, run: ComparedRun) -> Path:
         return self._top / f"{run.name}.log"

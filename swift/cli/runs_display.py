@@ -34,6 +34,8 @@ class RunsDisplay:
     def __init__(self, top: Path, num_steps: Mapping[str, int], remaining: Collection[str]):
         self._top, self._num_steps = top, num_steps
         self._steps = {name: 0 if name in remaining else count for name, count in num_steps.items()}
+        for name in remaining:
+            self._begin_at_newest(name)
         self._num_ended, self._newest = len(num_steps) - len(remaining), dict[str, Mapping[str, Any]]()
         self._running: dict[str, float] = {}
         self._read_at: dict[str, float] = {}
@@ -66,6 +68,7 @@ class RunsDisplay:
     def started(self, name: str) -> None:
         """Shows a run that has been started."""
         self._running[name] = time.monotonic()
+        self._begin_at_newest(name)  # what was there may have been put aside
         if not self._terminal.is_live:
             self.note(f"{name}: started")
 
@@ -93,13 +96,21 @@ class RunsDisplay:
             f"stopped; {self._num_ended} of {len(self._num_steps)} runs have ended; --resume continues in {self._top}"
         )
 
-    def _read(self, name: str) -> None:
+    def _newest_record(self, name: str) -> Mapping[str, Any] | None:
         path = self._top / name / METRICS
         try:
             record = parse_object(next((line for _, line in lines_from_end(path)), b""))
         except OSError:  # the run has not begun, or a file system does not answer: the display does without
-            return
-        if record is None or record.get("step") == self._steps[name]:
+            return None
+        return record if record is not None and type(record.get("step")) is int else None
+
+    def _begin_at_newest(self, name: str) -> None:
+        """Counts the steps of earlier invocations, which the remaining time does not include."""
+        self._steps[name] = (self._newest_record(name) or {"step": 0})["step"]
+
+    def _read(self, name: str) -> None:
+        record = self._newest_record(name)
+        if record is None or record["step"] == self._steps[name]:
             return
         self._newest[name], self._steps[name], self.has_begun = record, int(record["step"]), True
         if self._timer.passed(sum(self._steps.values()), time.monotonic()) and not self._terminal.is_live:

@@ -33,8 +33,8 @@ _SAME = ("resume", "stop_at", "profile", "init_from")
 """Options that must be the same on all hosts."""
 
 
-def train(options: argparse.Namespace) -> None:
-    """Runs ``swift train CONFIG.gin``."""
+def train(options: argparse.Namespace, *, ends_at_second: bool = True) -> None:
+    """Runs ``swift train CONFIG.gin``; see ``TrainOptions`` for ``ends_at_second``."""
     experiment = load_experiment(options.config, options.set)
     host = host_settings(options)
     run_dir = run_dir_of(options)
@@ -53,6 +53,7 @@ def train(options: argparse.Namespace) -> None:
         log_every=options.log_every,
         observers=observers_of(options),
         stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
+        ends_at_second=ends_at_second,
         corpora=corpora_directory(),
         connect=connect,
         plan=plan_reading,

@@ -157,6 +157,11 @@ class Experiment:
         return num_sequences * self.model.sequence_length
 
     @property
+    def tokens_per_evaluation(self) -> int:
+        """Number of tokens of each source in an evaluation, if the validation split has so many."""
+        return self.num_eval_batches * self.tokens_per_step
+
+    @property
     def vocab_size(self) -> int:
         """Number of embedding rows: the model's setting, or else how many tokens the tokenizer has."""
         return self.data.vocab_size if self.model.vocab_size is None else self.model.vocab_size

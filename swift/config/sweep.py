@@ -19,6 +19,7 @@ _SEED = "Experiment.seed"
 _MOST_RUNS = 10_000
 _MOST_LETTERS, _DIGEST = 40, 6
 """Letters of a value in the name of a run, and of the digest that tells two long values apart."""
+_MOST_BYTES = 200
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -66,7 +67,7 @@ def compared_runs(
     for path in configs:
         names_by_text = dict[str, str]()
         for combination in product(*varied.values()):
-            name = ",".join([path.stem, *(label for label, _ in combination)])
+            name = _cut(",".join([path.stem, *(label for label, _ in combination)]))
             texts = (*overrides, *(override for _, override in combination))
             run = ComparedRun(name, path, texts, load_experiment(path, texts))
             other = names_by_text.setdefault(config_text(run.experiment), name)
@@ -75,6 +76,14 @@ def compared_runs(
                 raise SettingError("--vary", SourceText(" ".join(varied)), allowed)
             runs.append(run)
     return runs
+
+
+def _cut(name: str) -> str:
+    """Shortens a name that would be too long for a file, beside what is added to it; a digest tells two apart."""
+    if len(name.encode()) <= _MOST_BYTES:
+        return name
+    digest = sha256(name.encode()).hexdigest()[:_DIGEST]
+    return f"{name.encode()[: _MOST_BYTES - _DIGEST - 1].decode(errors='ignore')}-{digest}"
 
 
 def _varied(overrides: Sequence[str], vary: Sequence[str], seeds: str | None) -> dict[str, list[tuple[str, str]]]:

@@ -244,9 +244,10 @@ def seeds_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> Table:
 
 def seeds_terminal_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> TerminalTable:
     """Builds a terminal table with one row per group, and ``mean +- standard deviation`` of each measure."""
-    keys = [key for key in _MEASURES if any(row[key] is not None for row in seed_rows(runs, groups))]
+    rows = seed_rows(runs, groups)
+    keys = [key for key in _MEASURES if any(row[key] is not None for row in rows)]
     table = TerminalTable(["runs", "n", *(COLUMNS[key][0] for key in keys)], texts=("runs",))
-    for row in seed_rows(runs, groups):
+    for row in rows:
         cells = (_cell(key, row, has_range=False).replace("\N{PLUS-MINUS SIGN}", "+-") for key in keys)
         table.add_row(row["name"], str(row["n"]), *cells)
     return table

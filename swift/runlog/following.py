@@ -50,13 +50,15 @@ class FollowedLines:
     Args:
         path: path of the file; may be missing.
         max_bytes: bytes to read at once; more only for a line that is longer.
+        most_in_line: bytes of the longest line that is read; a longer one is an empty line.
 
     Attributes:
         offset: bytes that are read.
     """
 
-    def __init__(self, path: Path, max_bytes: int = 2**22):
-        self._path, self._max_bytes = path, max_bytes
+    def __init__(self, path: Path, max_bytes: int = 2**22, most_in_line: int = 2**28):
+        self._path, self._max_bytes, self._most_in_line = path, max_bytes, most_in_line
+        self._is_too_long = False  # whether the line that is being read is
         self.offset = 0
         self._file: tuple[int, int] | None = None
         self._mark = b""  # the last bytes that were read: a run that was resumed has others there
@@ -96,13 +98,21 @@ class FollowedLines:
             found = more.rfind(b"\n") + 1
             end = found and len(content) + found
             content += more
+            if not end and len(content) > self._most_in_line:
+                self._mark, self._is_too_long = content[-_MARK_BYTES:], True
+                self.offset += len(content)
+                content = b""
         self._mark = (self._mark + content[max(0, end - _MARK_BYTES) : end])[-_MARK_BYTES:]
         self.offset += end
-        return NewLines(content[:end].split(b"\n")[:-1], is_restarted, max(0, status.st_size - self.offset))
+        lines = content[:end].split(b"\n")[:-1]
+        if lines and self._is_too_long:
+            lines[0], self._is_too_long = b"", False
+        return NewLines(lines, is_restarted, max(0, status.st_size - self.offset))
 
     def _restart(self) -> bool:
         """Goes back to the start of the file; returns whether lines had been read."""
         had_lines, self.offset, self._file, self._mark = self.offset > 0, 0, None, b""
+        self._is_too_long = False
         return had_lines
 
 

@@ -108,7 +108,7 @@ class Checkpointer:
         self.is_spoilt = False
         self.newest = None if start is None else start.step
         self.validations = Validations.restored(
-            {} if start is None else start.manifest.extra, experiment.min_improvement
+            {} if start is None else start.manifest.extra, experiment.min_improvement, experiment.tokens_per_evaluation
         )
         self._peer_snapshots = PeerSnapshots(self._split, experiment.checkpoint)
         if start is not None:

@@ -206,10 +206,14 @@ def describe(metrics: Mapping[str, Any]) -> list[str]:
         "input_ms": lambda value: _input_text(value, metrics.get("step_ms")),
         "drop_fraction": lambda value: f"{100 * value:.1f} % dropped",
         "load_imbalance": lambda value: f"imbalance {value:.2f}",
-        "bubble_share": lambda value: f"{metrics['live_workers']} workers live, bubble {100 * value:.0f} %",
+        "bubble_share": lambda value: f"{_live_text(metrics.get('live_workers'))}bubble {100 * value:.0f} %",
         "period_ratio": lambda value: f"period {value:.2f} x",
     }
     return list(filter(None, (show(metrics[name]) for name, show in formats.items() if metrics.get(name) is not None)))
+
+
+def _live_text(live_workers: int | None) -> str:
+    return "" if live_workers is None else f"{live_workers} workers live, "
 
 
 def _input_text(input_ms: float, step_ms: float | None) -> str:

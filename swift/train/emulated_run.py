@@ -6,7 +6,8 @@ finite or whose placement is invalid. Both write to the ``RunRecord``.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import jax
@@ -43,11 +44,19 @@ class RunRecord:
         directory: run directory.
         progress: display on the terminal.
         utilization: FLOPs and peak from which the run's MFU is computed.
+        last_lines: functions that yield lines to show after the run, when no other host waits for this one.
     """
 
     directory: RunDirectory
     progress: ProgressDisplay
     utilization: Utilization
+    last_lines: list[Callable[[], Iterator[str]]] = field(default_factory=list)
+
+    def show_last_lines(self) -> None:
+        """Shows the lines that take long to compute."""
+        for lines in self.last_lines:
+            for line in lines():
+                self.progress.note(line)
 
     def step(self, record: dict[str, Any]) -> None:
         """Writes and shows the record of an iteration."""
@@ -296,7 +305,7 @@ class EmulatedWorkers(LiveWorkers):
 
         With several hosts, only the first traces, and only its own devices.
         """
-        from swift.train.trace_parts import trace_lines  # a run without a trace does not need it
+        from swift.train.trace_parts import part_lines, trace_line  # a run without a trace does not need it
 
         traced = self.options.profile if self.options.hosts.is_first else None
         path = self.record.directory.path / "profile"
@@ -307,8 +316,8 @@ class EmulatedWorkers(LiveWorkers):
         self.interrupt.hold()  # before the first window, there is nothing to save, and a signal ends the run at once
         if traced and last == traced[1]:
             jax.profiler.stop_trace()
-            for line in trace_lines(path, traced, self.steps.program_texts()):
-                self.record.progress.note(line)
+            self.record.progress.note(trace_line(path, traced))
+            self.record.last_lines.append(partial(part_lines, path, traced, self.steps.program_texts))
 
     def abortable(self) -> AbstractContextManager[None]:
         """Returns an empty context: emulated workers never wait for a peer."""

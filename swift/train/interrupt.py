@@ -14,24 +14,28 @@ from swift.errors import INTERRUPTED, STOPPED
 from swift.output import write_at_once
 from swift.signals import stop_signals
 
-STOPPING = "stopping after this iteration, which will be saved; a second Ctrl-C or SIGTERM ends at once"
+SAVING = "stopping after this iteration, which will be saved"
+STOPPING = f"{SAVING}; a second Ctrl-C or SIGTERM ends at once"
 _SHOW_CURSOR = "\x1b[?25h\n"
 
 
 class Interrupt:
     """Handles ``stop_signals`` after ``hold``: the first signal sets a flag, and the loop stops at a safe point.
 
-    A second signal or the time limit terminates the process immediately. A thread does this, since Python runs no
+    A second signal or the time limit terminates the process at once. A thread does this, since Python runs no
     signal handlers while the main thread is in XLA. The thread writes its final message to stderr as it was at
     ``hold``, as a display may redirect stderr later. A context manager that restores the previous handlers on exit.
 
     Args:
         limit_s: seconds from the first signal until the process is terminated; None for no limit.
         answer: function that is called in a thread at the first signal, even while the main thread compiles.
+        ends_at_second: whether a second signal terminates the process; otherwise it is ignored.
     """
 
-    def __init__(self, limit_s: float | None = None, answer: Callable[[], None] = lambda: None) -> None:
-        self.requested, self._answer = False, answer
+    def __init__(
+        self, limit_s: float | None = None, answer: Callable[[], None] = lambda: None, *, ends_at_second: bool = True
+    ) -> None:
+        self.requested, self._answer, self._ends_at_second = False, answer, ends_at_second
         self._limit_s, self._previous, self._is_held = limit_s, dict[signal.Signals, Any](), False
         self._stderr: int | None = None  # None if it is closed
 
@@ -88,8 +92,10 @@ class Interrupt:
                 return
             if number[0] not in self._previous:  # such as SIGWINCH, when a terminal is resized
                 continue
-            if not is_first:
+            if not is_first and self._ends_at_second:
                 self._end("swift: ended at once", INTERRUPTED)
+            if not is_first:
+                continue
             is_first, self.requested = False, True
             # Use a separate thread: the answer may block if nobody reads it, and must not delay the time limit.
             with suppress(RuntimeError):  # if no thread can be started, the second signal and the limit still work

@@ -220,15 +220,18 @@ class TrainLoop:
 
     def save(self, state: TrainState, done: int) -> None:
         """Saves the state after ``done`` iterations."""
-        self.state_store.save(state, done, lambda: self.validate(state, 1)["validation_loss"])
+        self.state_store.save(state, done, lambda: self._first_loss(state))
 
-    def validate(self, state: TrainState, num_batches: int | None = None) -> dict[str, float]:
-        """Evaluates a state on the first batches of the validation split, see ``validation_record``.
+    def validate(self, state: TrainState) -> dict[str, float]:
+        """Evaluates a state on the first batches of the validation split, see ``validation_record``."""
+        return validation_record(self._evaluator(state), self.validation, self.experiment.num_eval_batches)
 
-        Args:
-            state: state to evaluate.
-            num_batches: number of batches of each source; None for ``Experiment.num_eval_batches``.
-        """
+    def _first_loss(self, state: TrainState) -> float:
+        """Evaluates a state on a single batch, which shows whether it is finite."""
+        sources = self.validation.parts[:1]
+        return validation_record(self._evaluator(state), self.validation, 1, sources)["validation_loss"]
+
+    def _evaluator(self, state: TrainState) -> Callable[[Batch], Sums]:
         steps = self.live.steps
         self.live.compile("evaluate")
 
@@ -236,7 +239,7 @@ class TrainLoop:
             with self.live.abortable():
                 return steps.evaluate(state, batch)
 
-        return validation_record(evaluate, self.validation, num_batches or self.experiment.num_eval_batches)
+        return evaluate
 
     def _read(self, done: int) -> _Prefetched:
         """Reads the batches of the window after ``done`` iterations; keeps an error until that window begins."""

@@ -163,7 +163,10 @@ class ValidationBatches(Batches, Protocol):
 
 
 def validation_record(
-    evaluate: Callable[[Batch], Sums], validation: ValidationBatches, num_batches: int
+    evaluate: Callable[[Batch], Sums],
+    validation: ValidationBatches,
+    num_batches: int,
+    parts: Sequence[SourceBatches] | None = None,
 ) -> dict[str, float]:
     """Evaluates the first batches of each source.
 
@@ -171,6 +174,7 @@ def validation_record(
         evaluate: function that returns the sums of one batch.
         validation: batches of the split.
         num_batches: maximum number of batches of each source; at most one pass over it is evaluated.
+        parts: sources to evaluate; None for all.
 
     Returns:
         ``validation_loss``, in nats per token, and ``validation_bits_per_byte`` if the bytes of the text are known. In
@@ -178,7 +182,8 @@ def validation_record(
         ``validation_loss/web``.
     """
     losses, sizes = dict[str, float](), dict[str, float]()  # nats and bytes per token of each source
-    for part in validation.parts:
+    parts = validation.parts if parts is None else parts
+    for part in parts:
         loss, tokens, weight, num_bytes = 0.0, 0, 0.0, list[int | None]()
         for index in part.batches[:num_batches]:
             sums = evaluate(validation.batch(index))
@@ -189,7 +194,7 @@ def validation_record(
         losses[part.name] = loss / (weight or 1)
         known = [number for number in num_bytes if number is not None]
         sizes[part.name] = sum(known) / max(tokens, 1) if len(known) == len(num_bytes) else 0.0
-    weights = {part.name: part.weight for part in validation.parts}
+    weights = {part.name: part.weight for part in parts}
     record = _validation("", _mean(losses, weights), _mean(sizes, weights) if all(sizes.values()) else 0.0)
     for name in filter(None, losses):
         record |= _validation(f"/{name}", losses[name], sizes[name])
@@ -220,6 +225,7 @@ class Validations:
         best_loss: loss of the last improvement; infinite before the first evaluation.
         num_since: evaluations since the last improvement.
         min_improvement: by how much a loss has to be below ``best_loss`` to be an improvement.
+        num_tokens: tokens of an evaluation: losses are compared only if they are over the same text.
     """
 
     step: int = 0
@@ -228,6 +234,7 @@ class Validations:
     best_loss: float = math.inf
     num_since: int = 0
     min_improvement: float = 0.0
+    num_tokens: int = 0
 
     def with_loss(self, step: int, loss: float) -> "Validations":
         """Returns the validations after one more."""
@@ -252,14 +259,17 @@ class Validations:
         return f"the validation loss {since}; the best was {self.best_loss:.4f} at iteration {self.best_step}"
 
     @classmethod
-    def restored(cls, extra: Mapping[str, Any], min_improvement: float) -> "Validations":
+    def restored(cls, extra: Mapping[str, Any], min_improvement: float, num_tokens: int = 0) -> "Validations":
         """Returns the validations stored in a manifest's ``extra``.
 
-        If ``min_improvement`` has changed since, evaluations count from the checkpoint on.
+        If ``min_improvement`` has changed since, evaluations count from the checkpoint on; if ``num_tokens`` has, there
+        are none yet, since earlier losses are over other text.
         """
         stored: Mapping[str, Any] = extra.get(VALIDATION) or {}
         fields: dict[str, Any] = {name: math.inf if value is None else value for name, value in stored.items()}
         read = cls(**fields)
+        if read.num_tokens != num_tokens:
+            return cls(min_improvement=min_improvement, num_tokens=num_tokens)
         is_same = read.min_improvement == min_improvement
         return replace(read, min_improvement=min_improvement, num_since=read.num_since if is_same else 0)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint.manifest import clean_up_saves, committed_steps
+from swift.checkpoint.manifest import Manifest, clean_up_saves, committed_steps
 from swift.checkpoint.reader import RestorePlan, plan_restore
 from swift.config.cuts import checkpoint_cut
 from swift.config.experiment import Experiment
@@ -53,6 +53,7 @@ class TrainOptions:
         prepare: which reconfigurations to prepare; ``next`` plans and compiles ahead for the failure or return of any
             one worker.
         stopping_s: seconds that the process may take to save a checkpoint and exit after Ctrl-C or SIGTERM.
+        ends_at_second: whether a second Ctrl-C or SIGTERM ends the process before it has saved.
         init_from: run or model whose weights a new run begins with; None to initialize them randomly with
             ``Experiment.seed``.
         log_every: iterations between progress lines; None for about ten lines in total, and none on a terminal.
@@ -71,6 +72,7 @@ class TrainOptions:
     profile: tuple[int, int] | None = None
     prepare: Prepare = "next"
     stopping_s: float = Deadlines.stopping
+    ends_at_second: bool = True
     init_from: WeightSource | None = None
     log_every: int | None = None
     observers: tuple[Observer, ...] = ()
@@ -261,11 +263,11 @@ def _check_start(experiment: Experiment, options: TrainOptions, directory: Path)
         raise SettingError("--resume", str(options.run_dir), allowed)
 
 
-def stopped_early(experiment: Experiment, start: RestorePlan | None) -> Validations | None:
+def stopped_early(experiment: Experiment, newest: Manifest | None) -> Validations | None:
     """Returns the validations for which a run stopped before its last iteration; None if it is to go on."""
-    if start is None:
+    if newest is None:
         return None
-    validations = Validations.restored(start.manifest.extra, experiment.min_improvement)
+    validations = Validations.restored(newest.extra, experiment.min_improvement, experiment.tokens_per_evaluation)
     return validations if validations.ends_early(experiment) else None
 
 

@@ -8,7 +8,7 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from swift.pipeline import scopes
@@ -40,21 +40,38 @@ _SHOWN = {
 _NUM_PARTS = 10
 
 
-def trace_lines(path: Path, steps: tuple[int, int], program_texts: Sequence[str]) -> Iterator[str]:
-    """Yields lines on a trace: where it is and how to open it, then the largest parts of a step if they are known.
+def trace_line(path: Path, steps: tuple[int, int]) -> str:
+    """Returns a line on a trace: where it is and how to open it.
 
     Args:
         path: directory of the profiler.
         steps: first and last step of the trace.
-        program_texts: HLO texts of the programs that ran.
     """
     first, last = steps
-    newest = max(path.rglob("*.trace.json.gz"), key=lambda file: file.stat().st_mtime, default=None)
-    opened = f"{newest or path} opens at https://ui.perfetto.dev"
-    yield f"profiler trace of iterations {first}-{last}: {opened}; or `pip install xprof` and `xprof --logdir {path}`"
+    opened = f"{_newest(path) or path} opens at https://ui.perfetto.dev"
+    return f"profiler trace of iterations {first}-{last}: {opened}; or `pip install xprof` and `xprof --logdir {path}`"
+
+
+def _newest(path: Path) -> Path | None:
     try:
-        seconds, num_devices = part_seconds(newest, program_texts) if newest else (Counter[str](), 0)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):  # another version writes it otherwise
+        return max(path.rglob("*.trace.json.gz"), key=lambda file: file.stat().st_mtime, default=None)
+    except OSError:
+        return None
+
+
+def part_lines(path: Path, steps: tuple[int, int], program_texts: Callable[[], Sequence[str]]) -> Iterator[str]:
+    """Yields lines on the largest parts of a step in a trace; none if they cannot be found out, for any reason.
+
+    Args:
+        path: directory of the profiler.
+        steps: first and last step of the trace.
+        program_texts: function that returns the HLO texts of the programs that ran.
+    """
+    first, last = steps
+    try:
+        newest = _newest(path)
+        seconds, num_devices = part_seconds(newest, program_texts()) if newest else (Counter[str](), 0)
+    except Exception:  # damaged, too large for the memory, or written otherwise by another version
         return
     total_s = sum(seconds.values())
     if not total_s:

@@ -38,7 +38,7 @@ from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
 from swift.train.fitting import check_program, check_shapes
 from swift.train.hosts import LocalSequences, check_all_compute, check_hosts
 from swift.train.initial_weights import ModelPlan, WeightSource
-from swift.train.interrupt import STOPPING, Interrupt
+from swift.train.interrupt import SAVING, STOPPING, Interrupt
 from swift.train.loop import TrainLoop
 from swift.train.model_directory import weights_digest
 from swift.train.records import Utilization, summarize
@@ -125,7 +125,10 @@ def _train(
 ) -> dict[str, Any]:
     last_step, hosts = experiment.num_steps if options.stop_at is None else options.stop_at, options.hosts
     start = find_start(experiment, options)
-    done, stopped = 0 if start is None else start.step, stopped_early(experiment, start)
+    done, stopped = (
+        0 if start is None else start.step,
+        stopped_early(experiment, None if start is None else start.manifest),
+    )
     is_left = not hosts.broadcast(needs_summary(experiment, options, done, stopped))
     with hosts.all_or_none():
         if is_left:
@@ -163,7 +166,7 @@ def _continue(
             prepare = "none" if hosts.count > 1 else options.prepare  # preparing is not supported on several hosts yet
             cluster = EmulatedCluster(experiment, prepare, listed if failures is None else failures, done + 1, first)
             utilization = Utilization.of(cluster.engine.spec)  # before the cluster compiles ahead, which uses the cores
-        with cluster, Interrupt(options.stopping_s, lambda: progress.note(STOPPING)) as interrupt:
+        with cluster, _interrupt(options, progress) as interrupt:
             with hosts.all_or_none():
                 cluster.check(listed)
                 check_all_compute(experiment, done, hosts.count)
@@ -202,6 +205,7 @@ def _continue(
                     _announce_weights(options.init_from, weights, record)
                 _run(_loop(loaders, checkpoints, interrupt, last_step), first_state, done, checkpoints)
                 _part(options)
+                record.show_last_lines()
                 if lease is None:
                     return {}
                 stopped = checkpointer.validations if checkpointer.validations.ends_early(experiment) else None
@@ -234,6 +238,11 @@ def _display(options: TrainOptions, last_step: int, done: int) -> ProgressDispla
     return ProgressDisplay(
         options.run_dir.name, last_step, done + 1, console, log_every=options.log_every, series=options.series
     )
+
+
+def _interrupt(options: TrainOptions, progress: ProgressDisplay) -> Interrupt:
+    note = STOPPING if options.ends_at_second else SAVING
+    return Interrupt(options.stopping_s, lambda: progress.note(note), ends_at_second=options.ends_at_second)
 
 
 def _loop(

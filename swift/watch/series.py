@@ -18,6 +18,7 @@ class BinnedSeries:
         self._sums_B, self._counts_B = np.zeros(most_bins), np.zeros(most_bins)
         self._last_step = 0
 
+    @np.errstate(over="ignore", invalid="ignore")
     def add(self, steps_n: np.ndarray, values_n: np.ndarray) -> None:
         """Adds values of later steps; values that are not finite are left out.
 
@@ -47,6 +48,7 @@ class BinnedSeries:
         )
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def fitted_series(values_B: np.ndarray, num_columns: int) -> np.ndarray:
     """Fits a series to a width: averages ranges of about equal length, or repeats values; ignores NaN.
 

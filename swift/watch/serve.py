@@ -94,6 +94,8 @@ class LivePage:
             return _note(str(error), script)
         except OSError as error:
             return _note(f"{error.filename} cannot be read: {error.strerror}", script)
+        except Exception as error:  # whatever is in the files: the page goes on asking for a newer one
+            return _note(f"the report cannot be made: {type(error).__name__}: {error}", script)
 
 
 def serve(paths: Sequence[Path], port: int, refresh_s: float) -> None:

@@ -7,7 +7,9 @@ last line that was there at first.
 Shape suffixes: B bins of steps, L MoE layers, E expert classes, R entries, K kinds of counts.
 """
 
+import errno
 import math
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -30,7 +32,7 @@ from swift.report.history import (
     present_after,
 )
 from swift.runlog.expert_counts import CLASS_COUNTS, ClassCounts
-from swift.runlog.files import EVENTS, METRICS, parse_object
+from swift.runlog.files import EVENTS, METRICS, is_plan, parse_object
 from swift.runlog.following import FollowedLines, LeaseWatch
 from swift.runlog.lease import Owner, Verdict
 from swift.runlog.reading import CONFIG, settings_in
@@ -50,7 +52,6 @@ _ENDS = ("finish", "stop", "interrupt")
 """Events that a process writes last."""
 _PROGRESS = ("checkpoint", "generation_live", "recovery", "rejoin")
 """Events after which an earlier trouble no longer counts as the reason of a stop."""
-_PLAN = b'"event": "plan"'
 
 State = Literal["absent", "starting", "running", "stalled", "stopped", "ended"]
 
@@ -186,8 +187,7 @@ class _EventsRead:
     def add(self, lines: list[bytes]) -> None:
         """Adds new lines."""
         for line in lines:
-            # Nearly all bytes of a long log are plans, which are not shown: name and step come before the plan.
-            if _PLAN in line[:100]:
+            if is_plan(line):  # plans are not shown
                 continue
             event = parse_object(line) or {}
             seconds, name = _seconds(event), event.get("event")
@@ -196,7 +196,7 @@ class _EventsRead:
                 continue
             try:
                 self._add(Timed(seconds, event))
-            except SettingError:
+            except (SettingError, OverflowError):  # an integer may have any number of digits
                 self.num_damaged += 1
 
     def _add(self, timed: Timed) -> None:
@@ -348,6 +348,8 @@ class RunFollower:
             key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if key == self._config:
                 return
+            if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for a writer
+                raise OSError(errno.EINVAL, "is not a regular file")
             text = (self._path / CONFIG).read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             self._config, self._num_steps = (), None

@@ -37,6 +37,7 @@ _LEAST_CURVE, _MOST_CURVE = 3, 10
 _TOP_SHARE = 0.97
 _MOST_INCIDENTS, _MOST_NAMED = 6, 8
 _LEAST_MAP, _MOST_REPEATS = 8, 3
+_MOST_INTEGER = 2**53
 _OVERLOADED = 1.25
 """Ratio of tokens to slots from which an expert is marked: many of its tokens are dropped."""
 
@@ -157,6 +158,7 @@ def _head(run: RunSnapshot, canvas: Canvas) -> list[Text]:
     return lines
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _curve(run: RunSnapshot, canvas: Canvas, num_rows: int) -> list[Text]:
     """Draws the loss over the steps, with its range at the left."""
     values_C = fitted_series(run.series["loss"], canvas.width - _LABEL)
@@ -180,6 +182,7 @@ def _curve(run: RunSnapshot, canvas: Canvas, num_rows: int) -> list[Text]:
     return lines
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _spark(run: RunSnapshot, name: str, label: str, canvas: Canvas) -> list[Text]:
     """Draws a metric over the steps as one row of bars from 0; nothing if the run does not have it."""
     values_C = fitted_series(run.series[name], canvas.width - _LABEL)
@@ -274,7 +277,10 @@ def _workers(run: RunSnapshot, canvas: Canvas) -> Iterator[Text]:
 def _incidents(run: RunSnapshot) -> Iterator[Text]:
     """Draws the latest incidents, each with its local time."""
     for incident in run.incidents[-_MOST_INCIDENTS:]:
-        at = datetime.fromtimestamp(incident.seconds).strftime("%H:%M:%S")
+        try:
+            at = datetime.fromtimestamp(incident.seconds).strftime("%H:%M:%S")
+        except (ValueError, OverflowError, OSError):  # a year that the machine's calendar does not have
+            at = "--:--:--"
         who = f"{', '.join(map(printable, incident.who))} " if incident.who else ""
         took = "" if incident.took_s is None else f" ({incident.took_s:.2f} s)"
         text = f"{at}  step {incident.step:,}  {incident.kind}: {who}{printable(incident.what)}{took}"
@@ -298,7 +304,8 @@ def _counter(run: RunSnapshot) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a JSON value is a number that can be computed with; an integer may have any number of digits."""
+    return isinstance(value, float) or (type(value) is int and abs(value) <= _MOST_INTEGER)
 
 
 def _number(metrics: Any, name: str, form: str, factor: float = 1.0) -> str:

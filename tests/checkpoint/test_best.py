@@ -1,6 +1,8 @@
 """The checkpoints with the lowest validation losses are kept, and can be restored, beside the newest."""
 
+import errno
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,14 +60,27 @@ def test_a_run_goes_on_from_its_best_checkpoint_after_damage(small_run):
     assert plan_restore(run.directory, IDENTITY, 2).passed_over == ()
 
 
-def test_a_best_one_whose_manifest_is_damaged_does_not_stop_the_run(small_run):
+def test_a_best_one_that_cannot_be_read_for_a_while_stays(small_run, monkeypatch):
+    """The run goes on, and removes what is too old once it can read all manifests again."""
     run = small_run(experts_per_layer="all", every=1, num_kept=1, num_best=1)
-    run.losses = {1: 1.0, 2: 2.0, 3: 3.0}
+    run.losses = {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}
     run.run(2)
     assert checkpoint_steps(run.directory) == [1, 2]
-    (checkpoint_path(run.directory, 1) / "manifest.json").write_text("?")
-    run.run(3)
-    assert checkpoint_steps(run.directory) == [2, 3]
+    best, read = checkpoint_path(run.directory, 1) / "manifest.json", Path.read_bytes
+
+    def read_but_the_best(path):
+        if path == best:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read_but_the_best)
+        assert best_steps(run.directory) == [2]
+        run.run(3)
+    assert checkpoint_steps(run.directory) == [1, 2, 3]
+    run.run(4)
+    assert checkpoint_steps(run.directory) == [1, 4]
+    assert step_named(run.directory, "best") == 1
 
 
 def test_a_lost_manifest_is_not_mistaken_for_a_removed_one(small_run):

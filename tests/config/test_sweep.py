@@ -56,6 +56,14 @@ def test_values_with_commas_texts_and_classes(base):
     assert all("/" not in run.name and len(run.name) < 200 for run in runs)
 
 
+def test_long_names_are_cut_and_told_apart(tmp_path):
+    path = tmp_path / f"{'a' * 219}.gin"
+    path.write_text(BASE)
+    names = [run.name for run in compared_runs([path], [], [], "0-2")]
+    assert len(set(names)) == 3
+    assert all(len(name.encode()) <= 200 and name.startswith("a" * 190) for name in names)
+
+
 def test_long_values_are_told_apart(base):
     values = [f"'{'x' * 50}{number}.bin'" for number in range(2)]
     source = "DataConfig.source=@TextFiles()"

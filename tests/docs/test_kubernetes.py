@@ -1,7 +1,9 @@
 """The manifests of docs/clusters.md, held against the fields of JobSet."""
 
 import json
+import os
 import re
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -68,6 +70,32 @@ def test_the_pods_of_train_ask_for_the_first_one_by_the_name_that_jobset_gives_i
     assert f"until getent hosts {host};" in text
     assert f"--coordinator {host}:9123 --num-hosts {spec['completions']} " in text
     assert spec["completions"] == spec["parallelism"]
+
+
+@pytest.mark.parametrize("manifest", manifests(), ids=lambda manifest: job_of(manifest)["name"])
+def test_a_run_without_a_checkpoint_is_moved_and_never_removed(manifest, tmp_path):
+    (container,) = job_of(manifest)["template"]["spec"]["template"]["spec"]["containers"]
+    (text,) = container["args"]
+    script = re.sub(r"until getent .*", "", text).replace("exec python", "echo").replace("/runs", str(tmp_path))
+    environment = {"JOB_COMPLETION_INDEX": "0", "PATH": os.environ["PATH"]}
+
+    def begins():
+        told = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=True)
+        assert told.stderr == ""
+        return "--resume" not in told.stdout
+
+    assert begins()
+    run = tmp_path / "mine"
+    (run / "checkpoints" / "step-00000003.aside").mkdir(parents=True)
+    (run / "checkpoints" / "step-00000003.aside" / "manifest.json").touch()  # what a resumed run put aside
+    assert begins()
+    assert not run.exists()
+    (moved,) = tmp_path.glob("mine.broken-*/checkpoints/step-00000003.aside/manifest.json")
+    moved.parent.parent.parent.rename(run)
+    (run / "checkpoints" / "step-00000004").mkdir()
+    (run / "checkpoints" / "step-00000004" / "manifest.json").touch()
+    assert not begins()
+    assert run.exists()
 
 
 def test_flaws_are_found():

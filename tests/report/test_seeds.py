@@ -9,7 +9,8 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 
-from swift.report.compare import COLUMNS, run_styles, seed_groups, seeds_table
+from swift.report import compare
+from swift.report.compare import COLUMNS, run_styles, seed_groups, seeds_table, seeds_terminal_table
 from swift.report.figures import sections_of_all
 from swift.report.page import write_report
 from tests.report.browser import CHROMIUM, Browser
@@ -38,6 +39,13 @@ def six(seeded):
     return [seeded(seed, policy=policy) for seed in (3, 1, 2) for policy in ("symi", "static")] + [
         seeded(0, policy="packed")
     ]
+
+
+def test_the_rows_of_a_table_are_computed_once(six, monkeypatch):
+    rows, computed = compare.seed_rows, []
+    monkeypatch.setattr(compare, "seed_rows", lambda *words: computed.append(words) or rows(*words))
+    seeds_terminal_table(six, seed_groups(six))
+    assert len(computed) == 1
 
 
 def members(runs):

@@ -157,3 +157,14 @@ def test_an_owner_on_another_machine_lives_as_long_as_its_heart_beats(tmp_path):
     assert look(1005, 5 + SILENCE_S - 1) is Verdict.UNSURE
     assert look(1005, 5 + SILENCE_S) is Verdict.DEAD
     assert look(1070, 5 + SILENCE_S + 5) is Verdict.LIVES
+
+
+def test_a_line_that_is_too_long_is_an_empty_one(path):
+    followed = FollowedLines(path, max_bytes=10, most_in_line=100)
+    append(path, b"one\n" + b"x" * 1000)
+    lines = [*followed.read().lines, *followed.read().lines]
+    assert followed.offset > 800
+    append(path, b"y" * 50 + b"\ntwo\n")
+    for _ in range(20):
+        lines += followed.read().lines
+    assert lines == [b"one", b"", b"two"]

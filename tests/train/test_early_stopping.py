@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.manifest import checkpoint_steps, step_named
+from swift.checkpoint.manifest import best_steps, checkpoint_steps, step_named
 from swift.checkpoint.reader import plan_restore
+from swift.cli.standing import standing_of
 from swift.config.checks import check
 from swift.errors import SettingError
 from swift.runlog.reading import read_run
@@ -63,7 +64,9 @@ def plain(experiment, tmp_path_factory):
     return run(whole, tmp_path_factory.mktemp("plain") / "run")
 
 
-def test_a_run_stops_early_says_why_and_goes_on_only_if_a_setting_changes(experiment, plain, tmp_path, capfd):
+def test_a_run_stops_early_says_why_and_goes_on_only_if_a_setting_changes(
+    experiment, plain, tmp_path, capfd, monkeypatch
+):
     path, stopping = tmp_path / "run", replace(experiment, patience=2, min_improvement=50.0)
     record = run(stopping, path)
     reason = "the validation loss has not improved by more than 50 in 2 evaluations; the best was "
@@ -81,6 +84,12 @@ def test_a_run_stops_early_says_why_and_goes_on_only_if_a_setting_changes(experi
     with pytest.raises(SettingError, match=r"stops early at iteration 3: .*change Experiment.patience"):
         run(stopping, path, resume=True)
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+    monkeypatch.setattr("swift.cli.standing.check_resumable", lambda *_: None)  # the stored settings are no gin file
+    for change in ({"num_steps": 20}, {"patience": 1}, {}):  # a sweep that is extended does not begin it again
+        assert standing_of(replace(stopping, **change), path, resume=True) == "ended"
+    for change in ({"patience": 4}, {"patience": None}, {"min_improvement": 0.0}, {"num_eval_batches": 2}):
+        assert standing_of(replace(stopping, **change), path, resume=True) == "unfinished"
 
     (path / "summary.json").unlink()  # its process ended before it wrote the summary
     assert run(stopping, path, resume=True).summary["stopped_early"]["step"] == 3
@@ -103,6 +112,21 @@ def test_the_best_checkpoints_are_kept_and_nothing_else_changes(experiment, plai
         plan = plan_restore(directory, experiment.identity(), step)
         assert plan.manifest.validation_loss == losses[step]
         assert plan.passed_over == ()
+
+
+@pytest.mark.parametrize("change", [{"num_eval_batches": 2}, {"sequences_per_microbatch": 8}])
+def test_losses_over_other_text_are_not_compared(experiment, tmp_path, change):
+    """No evaluation after the first improves, until there are others: then the best begins anew."""
+    path = tmp_path / "run"
+    stopping = replace(experiment, patience=3, min_improvement=50.0)
+    train(stopping, TrainOptions(path, "the same", prepare="none", stop_at=2))
+    assert sorted(best_steps(path / "checkpoints")) == [1, 2]
+    assert experiment.sequences_per_microbatch != 8
+    record = run(replace(stopping, **change), path, resume=True)
+    assert record.summary["stopped_early"] == {
+        "step": 6, "best_step": 3, "best_loss": record.metrics[2]["validation_loss"]
+    }  # fmt: skip
+    assert set(best_steps(path / "checkpoints")) <= {3, 4, 5, 6}
 
 
 def test_stopped_by_a_user_at_the_patience_is_no_end(experiment, plain, tmp_path):

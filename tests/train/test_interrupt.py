@@ -18,7 +18,8 @@ from swift.train.interrupt import Interrupt
 BUSY = """
 import hashlib, runpy, sys
 Interrupt = runpy.run_path(sys.argv[1])["Interrupt"]  # the package would import JAX, too
-with Interrupt(float(sys.argv[2]), lambda: print("answered", flush=True)).hold():
+more = {"ends_at_second": False} if sys.argv[3:] else {}
+with Interrupt(float(sys.argv[2]), lambda: print("answered", flush=True), **more).hold():
     print("busy", flush=True)
     while True:  # in C, without Python's lock: its handlers wait
         hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 10**9)
@@ -62,9 +63,9 @@ def test_a_run_in_another_thread_leaves_signals_alone():
     assert seen == [(False, before)]
 
 
-def busy(limit_s):
+def busy(limit_s, *more):
     """A process whose main thread runs no Python."""
-    command = [sys.executable, "-c", BUSY, interrupt.__file__, str(limit_s)]
+    command = [sys.executable, "-c", BUSY, interrupt.__file__, str(limit_s), *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "busy\n"
     return process
@@ -80,6 +81,15 @@ def test_a_second_signal_ends_a_process_that_runs_no_python(second):
         process.send_signal(second)
         assert process.wait(PATIENCE_S) == INTERRUPTED
         assert process.stderr.read() == "swift: ended at once\n"
+
+
+def test_a_run_of_a_sweep_ignores_all_signals_but_the_first():
+    """The limit still ends it."""
+    with busy(1.0, "ignoring") as process:
+        for _ in range(3):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+        assert process.wait(PATIENCE_S) == STOPPED
 
 
 def test_a_process_that_does_not_stop_in_time_ends():

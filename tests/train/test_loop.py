@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from swift.data.loader import SourceBatches
 from swift.data.sources import DataError
 from swift.pipeline.reconfigure.compiled_steps import WindowResult
 from swift.train import loop as loop_module
@@ -148,3 +149,15 @@ def test_reading_is_a_part_of_the_iteration_in_which_it_happens(monkeypatch):
     parts = Slow(window=1)
     Timed(SimpleNamespace(eval_every=0, num_steps=LAST), parts, parts, parts, parts, parts.record).run(0, 0)
     assert times == [(1.0, 1.0), (0.5, 0.5), (9.0, 9.0), (0.5, 0.5), (0.5, 0.5), (0.0, 0.0)]
+
+
+def test_a_single_batch_is_evaluated_before_a_save(monkeypatch):
+    """Whatever the number of sources and of batches."""
+    parts, losses = Parts(), []
+    parts.parts = [SourceBatches(name, 0.5, range(10 * at, 10 * at + 9)) for at, name in enumerate(("web", "books"))]
+    parts.num_bytes = lambda _: None
+    parts.steps.evaluate = lambda *_: SimpleNamespace(loss=6.0, tokens=2, weight=None)
+    monkeypatch.setattr(parts, "save", lambda _, __, loss: losses.append(loss()))
+    loop(parts).save(4, 4)
+    assert losses == [3.0]
+    assert parts.calls == ["read 0"]

@@ -2,13 +2,18 @@
 
 import gzip
 import json
+from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from swift.pipeline import scopes
-from swift.train.trace_parts import instruction_parts, part_seconds, trace_lines
+from swift.runlog.reading import read_run
+from swift.train.trace_parts import instruction_parts, part_lines, part_seconds, trace_line
+from tests.train.partial_runs import saving_one_expert
+from tests.train.runs import run
 
 TEXT = """HloModule jit_body, is_scheduled=true
 
@@ -63,25 +68,42 @@ def test_times_are_added_up_over_devices_and_a_loop_is_not_counted_twice(tmp_pat
 
 def test_lines_have_the_mean_time_of_an_iteration(tmp_path):
     file = write(tmp_path / "plugins" / "vm.trace.json.gz", [event("dot.2", 6000.0), event("copy.6", 2000.0)])
-    first, *lines = trace_lines(tmp_path, (3, 4), [TEXT])
-    assert first.startswith(f"profiler trace of iterations 3-4: {file} opens at https://ui.perfetto.dev; ")
+    lines = [*part_lines(tmp_path, (3, 4), lambda: [TEXT])]
+    assert trace_line(tmp_path, (3, 4)).startswith(
+        f"profiler trace of iterations 3-4: {file} opens at https://ui.perfetto.dev; "
+    )
     assert [line.split(maxsplit=4) for line in lines[1:]] == [
         ["75.0", "%", "3.00", "ms", "forward/blocks"],
         ["25.0", "%", "1.00", "ms", "outside of named parts"],
     ]
 
 
+DAMAGED = gzip.compress(b"x")[:10] + b"\xff" * 20
+"""No stream of zlib."""
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"no gzip", gzip.compress(b"no json"), gzip.compress(b'{"traceEvents": [1]}')]
+    "content", [b"", b"no gzip", gzip.compress(b"no json"), gzip.compress(b'{"traceEvents": [1]}'), DAMAGED]
 )
 def test_a_trace_that_cannot_be_read_costs_the_table_only(tmp_path, content):
     (tmp_path / "vm.trace.json.gz").write_bytes(content)
-    assert len([*trace_lines(tmp_path, (3, 4), [TEXT])]) == 1
+    assert [*part_lines(tmp_path, (3, 4), lambda: [TEXT])] == []
+    assert str(tmp_path / "vm.trace.json.gz") in trace_line(tmp_path, (3, 4))
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError, RecursionError])
+def test_a_failure_costs_the_table_only(tmp_path, error):
+    write(tmp_path / "vm.trace.json.gz", [event("dot.2", 6000.0)])
+
+    def fail():
+        raise error
+
+    assert [*part_lines(tmp_path, (3, 4), fail)] == []
 
 
 def test_a_directory_without_a_trace_is_named(tmp_path):
-    (line,) = trace_lines(tmp_path, (3, 4), [TEXT])
-    assert str(tmp_path) in line
+    assert str(tmp_path) in trace_line(tmp_path, (3, 4))
+    assert [*part_lines(tmp_path, (3, 4), lambda: [TEXT])] == []
 
 
 def test_the_parts_of_a_program_that_runs_here(tmp_path):
@@ -99,6 +121,21 @@ def test_the_parts_of_a_program_that_runs_here(tmp_path):
     program(x)
     with jax.profiler.trace(tmp_path):
         jax.block_until_ready(program(x))
-    lines = "\n".join(trace_lines(tmp_path, (1, 1), [program.as_text()]))
+    lines = "\n".join(part_lines(tmp_path, (1, 1), lambda: [program.as_text()]))
     assert "ms  forward\n" in lines
     assert "ms  update/collect/expert" in lines
+
+
+def test_a_run_computes_its_table_when_it_has_ended(corpus, tmp_path, monkeypatch, capfd):
+    found = []
+
+    def seconds(*_):
+        found.extend(event["event"] for event in read_run(tmp_path / "run").events)
+        return Counter({"forward": 1.0}), 1
+
+    monkeypatch.setattr("swift.train.trace_parts.part_seconds", seconds)
+    run(replace(saving_one_expert(corpus), num_steps=4), tmp_path / "run", profile=(2, 3))
+    told = capfd.readouterr().err
+    assert "profiler trace of iterations 2-3: " in told
+    assert " forward" in told.partition("profiler trace of iterations 2-3: ")[2]
+    assert found[-1] == "finish"

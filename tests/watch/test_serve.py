@@ -111,6 +111,24 @@ def test_the_page_is_made_only_if_a_file_has_changed(path, write, monkeypatch):
     assert page.content() == b"page 2"
 
 
+def test_a_page_that_cannot_be_made_says_so_and_is_not_made_again_at_once(path, write, monkeypatch):
+    now, asked = [0.0], []
+
+    def fail(*words):
+        asked.append(words)
+        raise OverflowError("int too large to convert to float")
+
+    monkeypatch.setattr("swift.watch.serve.report_page", fail)
+    page, directory = LivePage([path], 5.0, lambda: now[0]), write()
+    directory.log_step(record(1))
+    content = page.content().decode()
+    assert "the report cannot be made: OverflowError: int too large to convert to float" in content
+    assert kept(content) == page.version()
+    directory.log_step(record(2))
+    page.content()
+    assert len(asked) == 1
+
+
 def test_a_page_that_takes_long_is_made_seldom(path, write, monkeypatch):
     """A run keeps its cores: there are four times as long between two pages as one takes."""
     now, made = [0.0], []

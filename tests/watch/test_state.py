@@ -283,3 +283,9 @@ def test_a_long_record_is_read_in_parts(path, write):
     assert follower.read()
     assert 0 < follower.snapshot().read_share < 1
     assert seen(follower).step == 10_000
+
+
+def test_settings_that_are_a_pipe_are_named_and_not_waited_for(follower, path):
+    path.mkdir()
+    os.mkfifo(path / "config.gin")
+    assert "config.gin cannot be read: is not a regular file" in seen(follower).trouble

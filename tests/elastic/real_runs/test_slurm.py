@@ -30,7 +30,7 @@ def slurm(tmp_path):
 def recipes(config):
     """The batch script of docs/clusters.md and its command for one node, with values for this machine."""
     section = DOCUMENT.read_text().partition("## Slurm")[2].partition("\n## ")[0]
-    script, command = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
+    script, command, *_ = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
     values = {"python -m": f"{sys.executable} -m", "CONFIG.gin": str(config), "--processes 6": "--processes 3"}
     # All nodes are this machine, whose name may be no address that others reach.
     values |= {"--cpus-per-task=16": "--cpus-per-task=1", "--insecure-network": "--listen 127.0.0.1"}
