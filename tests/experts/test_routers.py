@@ -197,7 +197,8 @@ def test_experts_cannot_choose_a_part_of_a_token():
 
 def test_a_model_of_expert_choice_cannot_generate():
     experts = ExpertConfig(EXPERTS, EXPERTS, 2, router=ExpertChoice())
-    gpt = GPT(ModelConfig(num_layers=2, model_dim=8, num_heads=2, ffn_dim=8, sequence_length=8), 16, EXPERTS)
+    shape = ModelConfig(num_layers=2, model_dim=8, num_heads=2, ffn_dim=8, sequence_length=8)
+    gpt = GPT(shape, 16, EXPERTS, router=experts.router)
     with pytest.raises(SettingError, match=r"ExpertConfig\.router = .*can only be trained"):
         TextEngine(gpt, experts, {})
 
