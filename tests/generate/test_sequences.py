@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift.experts.routers import TopK
 from swift.generate import engine
 from swift.generate.engine import TextEngine, TextEngineConfig
 from swift.generate.request import Request, Sampling
@@ -122,7 +123,7 @@ def scores(request):
 
 def made(num_positions, **sizes):
     config = SimpleNamespace(sequence_length=num_positions, block=None)
-    gpt = SimpleNamespace(vocab_size=VOCAB, separator=None, num_classes=1, config=config)
+    gpt = SimpleNamespace(vocab_size=VOCAB, separator=None, num_classes=1, config=config, router=TopK())
     return TextEngine(gpt, None, {"weights": np.zeros(1)}, TextEngineConfig(**sizes))
 
 
