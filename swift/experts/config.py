@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
+import jax.numpy as jnp
+
 from swift.errors import SettingError, check_choices, check_count, check_number
 from swift.experts.routers import TopK
 from swift.experts.routing import Router, RouterTokens, Routing
@@ -304,8 +306,14 @@ class ExpertConfig:
         self.capacity.check(self)
 
     def route(self, tokens: RouterTokens, *, alone: bool = False) -> Routing:
-        """Chooses the experts of a rank's tokens; ``alone`` for generation, see ``Router.route_alone``."""
-        router = self.router
+        """Chooses the experts of a rank's tokens; ``alone`` for generation, see ``Router.route_alone``.
+
+        Logits of fewer bits are converted to float32.
+        """
+        router, logits_TX = self.router, tokens.logits_TX
+        tokens = tokens._replace(logits_TX=logits_TX.astype(jnp.promote_types(logits_TX.dtype, jnp.float32)))
+        if alone:
+            router.check_generates()
         if self.capacity.follows_deepspeed and isinstance(router, TopK):
             router = replace(router, normalize_gates=False)  # DeepSpeed normalizes after drops
         return (router.route_alone if alone else router.route)(tokens, self.num_classes, self.top_k)

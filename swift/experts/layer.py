@@ -102,7 +102,7 @@ def expert_parallel_moe(
     load = load._replace(numbers=routing.numbers)
     if capacity.follows_deepspeed:
         return y_TD, first_choice_loss(routing, valid_T, placement_NS.shape[0]), load
-    if routing.is_choice_TK is None:
+    if routing.is_choice_TK is None:  # counted from the choices, which spares a collective
         num_tokens = popularity_E.sum() // config.most_choices
     else:
         num_tokens = lax.psum(jnp.sum(valid_T, dtype=jnp.int32), axis)

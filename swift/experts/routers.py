@@ -93,8 +93,7 @@ class TopK(Router):
     def route(self, tokens: RouterTokens, num_classes: int, top_k: int) -> Routing:
         """See ``Router.route``."""
         del num_classes
-        logits_TE = tokens.logits_TX.astype(jnp.promote_types(tokens.logits_TX.dtype, jnp.float32))
-        return self.choose(logits_TE, top_k, tokens.state.get("bias_E"))
+        return self.choose(tokens.logits_TX, top_k, tokens.state.get("bias_E"))
 
     def choose(self, logits_TE: Float[Array, "T E"], top_k: int, bias_E: Float[Array, " E"] | None = None) -> Routing:
         """Chooses experts by their logits, at least float32, and biases."""
@@ -150,16 +149,31 @@ class NoisyTopK(Router):
 
     def route(self, tokens: RouterTokens, num_classes: int, top_k: int) -> Routing:
         """See ``Router.route``."""
-        logits_TX = tokens.logits_TX.astype(jnp.promote_types(tokens.logits_TX.dtype, jnp.float32))
-        logits_TE = logits_TX[:, :num_classes]
+        logits_TE = tokens.logits_TX[:, :num_classes]
         if tokens.noise is not None:
-            std = jax.nn.softplus(logits_TX[:, num_classes:]) if self.std is None else self.std
+            std = jax.nn.softplus(tokens.logits_TX[:, num_classes:]) if self.std is None else self.std
             logits_TE = logits_TE + std * tokens.noise.draw(jax.random.normal, num_classes, dtype=logits_TE.dtype)
         return TopK().choose(logits_TE, top_k)
 
 
+class _Balanced(Router):
+    """Base class of routers whose choices need no loss to be balanced."""
+
+    def auxiliary_loss(
+        self,
+        routing: Routing,
+        tokens: RouterTokens,
+        popularity_E: Int[Array, " E"],
+        num_tokens: jax.Array,
+        top_k: int,
+    ) -> Float[Array, ""]:
+        """Returns zero: the choices are balanced already."""
+        del tokens, popularity_E, num_tokens, top_k
+        return jnp.zeros((), routing.probs_TE.dtype)
+
+
 @dataclass(frozen=True)
-class Sinkhorn(Router):
+class Sinkhorn(_Balanced):
     """Balances the choices of a rank's tokens by Sinkhorn's algorithm, without an auxiliary loss.
 
     Offsets of the experts are computed such that all experts have the same share of the tokens' probabilities; the K
@@ -179,27 +193,14 @@ class Sinkhorn(Router):
     def route(self, tokens: RouterTokens, num_classes: int, top_k: int) -> Routing:
         """See ``Router.route``."""
         del num_classes
-        logits_TE = tokens.logits_TX.astype(jnp.promote_types(tokens.logits_TX.dtype, jnp.float32))
+        logits_TE = tokens.logits_TX
         offset_E = self._offsets(lax.stop_gradient(logits_TE), tokens.valid_T)
         return self._routing(logits_TE, logits_TE + offset_E[None], top_k)
 
     def route_alone(self, tokens: RouterTokens, num_classes: int, top_k: int) -> Routing:
         """See ``Router.route_alone``."""
         del num_classes
-        logits_TE = tokens.logits_TX.astype(jnp.promote_types(tokens.logits_TX.dtype, jnp.float32))
-        return self._routing(logits_TE, logits_TE, top_k)
-
-    def auxiliary_loss(
-        self,
-        routing: Routing,
-        tokens: RouterTokens,
-        popularity_E: Int[Array, " E"],
-        num_tokens: jax.Array,
-        top_k: int,
-    ) -> Float[Array, ""]:
-        """Returns zero: the choices are balanced already."""
-        del tokens, popularity_E, num_tokens, top_k
-        return jnp.zeros((), routing.probs_TE.dtype)
+        return self._routing(tokens.logits_TX, tokens.logits_TX, top_k)
 
     def _offsets(self, logits_TE: jax.Array, valid_T: jax.Array) -> jax.Array:
         """Computes the experts' offsets, in the log domain; padding counts for nothing."""
@@ -220,7 +221,7 @@ class Sinkhorn(Router):
 
 
 @dataclass(frozen=True)
-class ExpertChoice(Router):
+class ExpertChoice(_Balanced):
     """Lets every expert choose its tokens: the T * K / E tokens of a rank with its largest probabilities.
 
     All experts are chosen equally often; a token may have any number of experts, or none (arXiv 2202.09368). T is the
@@ -250,7 +251,7 @@ class ExpertChoice(Router):
 
     def route(self, tokens: RouterTokens, num_classes: int, top_k: int) -> Routing:
         """See ``Router.route``."""
-        logits_TE = tokens.logits_TX.astype(jnp.promote_types(tokens.logits_TX.dtype, jnp.float32))
+        logits_TE = tokens.logits_TX
         probs_TE = jax.nn.softmax(logits_TE, axis=-1)
         wanted_TE = jnp.where(tokens.valid_T[:, None], lax.stop_gradient(logits_TE), -jnp.inf)
         # Tokens are compared by their probability for the expert, in the log domain, in which none underflows.
@@ -263,22 +264,6 @@ class ExpertChoice(Router):
         is_choice_TK = best_TK > -jnp.inf
         gates_TK = jnp.take_along_axis(probs_TE, choices_TK, axis=-1)
         return Routing(choices_TK, jnp.where(is_choice_TK, gates_TK, jnp.zeros_like(gates_TK)), probs_TE, is_choice_TK)
-
-    def route_alone(self, tokens: RouterTokens, num_classes: int, top_k: int) -> Routing:
-        """Not possible: there is nothing to choose among, see ``generates``."""
-        raise NotImplementedError
-
-    def auxiliary_loss(
-        self,
-        routing: Routing,
-        tokens: RouterTokens,
-        popularity_E: Int[Array, " E"],
-        num_tokens: jax.Array,
-        top_k: int,
-    ) -> Float[Array, ""]:
-        """Returns zero: the choices are balanced already."""
-        del tokens, popularity_E, num_tokens, top_k
-        return jnp.zeros((), routing.probs_TE.dtype)
 
     def _tokens_per_expert(self, num_tokens: int, num_classes: int, top_k: int) -> int:
         number = num_tokens * top_k // num_classes

@@ -15,6 +15,8 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from swift.errors import SettingError
+
 
 class Number(NamedTuple):
     """A number for a layer and an iteration: a sum over all tokens, micro-batches, ranks and workers, or a mean.
@@ -112,6 +114,12 @@ class Router:
 
     def check(self, num_classes: int, top_k: int) -> None:
         """Raises SettingError if the router cannot work with this many experts and choices."""
+
+    def check_generates(self) -> None:
+        """Raises SettingError if the router has no rule for generation."""
+        if not self.generates:
+            allowed = "can only be trained: it chooses among the tokens of a batch, and generation has one at a time"
+            raise SettingError("ExpertConfig.router", self, allowed)
 
     def num_logits(self, num_classes: int) -> int:
         """Returns the number of outputs of the router's matrix, X; the z-loss takes the first E for the logits."""

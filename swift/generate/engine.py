@@ -96,9 +96,7 @@ class TextEngine:
             raise SettingError("GPT.separator", gpt.separator, allowed)
         if gpt.config.block is not None:
             raise SettingError("ModelConfig.block", gpt.config.block, "must be None: it has no keys and values to keep")
-        if not gpt.router.generates:
-            allowed = "can only be trained: it chooses among the tokens of a batch, and generation has one at a time"
-            raise SettingError("ExpertConfig.router", gpt.router, allowed)
+        gpt.router.check_generates()
         self.gpt, self.computed = gpt, Computed()
         self._experts, self._ranks = experts, rank_mesh(config.expert_ranks, gpt.num_classes)
         self.weights = spread_experts(gpt, weights, self._ranks)

@@ -46,11 +46,9 @@ def plain_sums(
 
     def moe(layer: int, logits_TX: Any, x_TD: Any, valid_T: Any, state: Any, router_state: Any) -> Any:
         outputs = _all_classes(gpt, state)
-        placement_NS, noise = (
-            placement_LNS[layer],
-            None if keys_B is None else TokenNoise.of(keys_B, layer, inputs_BT.shape[1]),
-        )
-        return reference_moe(experts, logits_TX, x_TD, valid_T, placement_NS, num_ranks, outputs, router_state, noise)
+        noise = None if keys_B is None else TokenNoise.of(keys_B, layer, inputs_BT.shape[1])
+        tokens = logits_TX, x_TD, valid_T
+        return reference_moe(experts, *tokens, placement_LNS[layer], num_ranks, outputs, router_state, noise)
 
     x_BTD, documents_BT = gpt.embed(weights, inputs_BT), gpt.documents(inputs_BT)
     x_BTD, aux, loads = gpt.stage(weights, gpt.config.moe_layers, x_BTD, valid_BT, moe, documents_BT)

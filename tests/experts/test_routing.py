@@ -18,7 +18,7 @@ def tokens_of(logits_TE, **state):
 
 
 def route(logits_TE, top_k, router=TopK(), **state):  # noqa: B008 - frozen
-    return router.route(tokens_of(logits_TE, **state), logits_TE.shape[1], top_k)
+    return ExpertConfig(logits_TE.shape[1], top_k=top_k, router=router).route(tokens_of(logits_TE, **state))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
